@@ -1,0 +1,56 @@
+"""minifer: an inference textbook whose examples are a real engine.
+
+Public names are imported on first use, so that `import minifer` costs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minifer.async_llm import AsyncLLM
+    from minifer.config import EngineConfig, ModelConfig
+    from minifer.engine import Engine
+    from minifer.llm import LLM
+    from minifer.outputs import CompletionOutput, RequestOutput
+    from minifer.request import SamplingParams
+
+try:
+    __version__ = version("minifer")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0.0.0+source"
+
+_HOMES = {
+    "LLM": "minifer.llm",
+    "AsyncLLM": "minifer.async_llm",
+    "Engine": "minifer.engine",
+    "EngineConfig": "minifer.config",
+    "ModelConfig": "minifer.config",
+    "SamplingParams": "minifer.request",
+    "RequestOutput": "minifer.outputs",
+    "CompletionOutput": "minifer.outputs",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "ModelConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'minifer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

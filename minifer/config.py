@@ -1,0 +1,160 @@
+"""What a model is and how the engine runs it: frozen values, no tensors, no torch.
+
+`ModelConfig` describes an architecture (one dataclass for every supported family);
+`EngineConfig` holds the choices a user makes. Both are checked when they are built, so that the
+rest of the house can trust them.
+
+Letters used in every docstring: B requests, T tokens this step, S context, D model width,
+H query heads, K KV heads, C head dim, L layers, V vocabulary, P block size, N blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+PrefixIndexName = Literal["hash", "radix"]
+PolicyName = Literal["fcfs", "priority", "lpm"]
+
+BACKENDS = ("torch",)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+POLICIES = ("fcfs", "priority", "lpm")
+PREFIX_INDEXES = ("hash", "radix")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding: the base frequency and how it is stretched to long contexts.
+
+    The fields are those of a Hugging Face `rope_parameters` dictionary; `freq_factors` holds the
+    C/2 divisors a GGUF file may carry in `rope_freqs.weight`.
+    """
+
+    kind: RopeKind = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    freq_factors: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One decoder-only transformer. A family (Llama, Qwen2, …) is a setting of these fields."""
+
+    architecture: str  # the Hugging Face class name, e.g. "LlamaForCausalLM"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False  # Qwen2; Llama with attention_bias
+    output_bias: bool = False  # Llama with attention_bias
+    mlp_bias: bool = False
+    qk_norm: bool = False  # Qwen3
+    # One entry a layer: None attends to everything before it, w to the last w tokens.
+    sliding_windows: tuple[int | None, ...] = ()
+    dtype: str = "float32"  # of the checkpoint
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
+        for name in (*sizes, "num_kv_heads", "head_dim", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} heads "
+                f"and {self.num_kv_heads} KV heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if self.sliding_windows and len(self.sliding_windows) != self.num_layers:
+            raise ValueError(
+                f"sliding_windows needs one entry a layer: {self.num_layers} layers, "
+                f"{len(self.sliding_windows)} entries"
+            )
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of a layer in tokens, None for full attention."""
+        return self.sliding_windows[layer] if self.sliding_windows else None
+
+    @property
+    def num_kv_slots(self) -> int:
+        """KV slots a token fills: (layer × iteration). A plain transformer iterates once."""
+        return self.num_layers
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Every choice a user makes about running a model. Names are vLLM's where vLLM has them.
+
+    Raises `ValueError` naming parameter, value and limit.
+    """
+
+    model: str = "default"
+    dtype: str = "auto"  # float32 on a CPU, the checkpoint's dtype on a GPU
+    device: str = "auto"
+    backend: str = "torch"
+    # Scheduling (stage 1)
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_prefill_chunk: int | None = None  # tokens one request may prefill a step; None: budget
+    max_model_len: int | None = None  # None: what the model was trained for
+    scheduling_policy: str = "fcfs"
+    priority_ageing_steps: int | None = 1000  # steps of waiting worth one priority level
+    # KV look-up (stage 2)
+    block_size: int = 16
+    num_kv_blocks: int | None = None  # overrides kv_cache_bytes
+    kv_cache_bytes: int | None = None  # None: min(1 GiB, 40 % of free memory) on a CPU
+    enable_prefix_caching: bool = True
+    prefix_index: str = "hash"
+    # Sampling (stage 4)
+    seed: int | None = 0  # of requests that bring none; None draws one from the system
+    float32_logits: bool = False  # run the LM head in float32 (bf16 flips close greedy picks)
+
+    def __post_init__(self) -> None:
+        positive = ["max_num_seqs", "max_num_batched_tokens", "block_size"]
+        optional = ["max_prefill_chunk", "max_model_len", "priority_ageing_steps"]
+        for name in positive + optional + ["num_kv_blocks", "kv_cache_bytes"]:
+            value = getattr(self, name)
+            if value is None and name not in positive:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        for name, allowed in (
+            ("backend", BACKENDS),
+            ("dtype", DTYPES),
+            ("scheduling_policy", POLICIES),
+            ("prefix_index", PREFIX_INDEXES),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
+                )
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """Build from keyword arguments; an unknown name is an error, never dropped."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(kwargs) - known)
+        if unknown:
+            raise ValueError(
+                f"unknown engine option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
+            )
+        return cls(**kwargs)

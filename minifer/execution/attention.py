@@ -1,0 +1,134 @@
+"""Paged attention in torch, and the dense slow twin it is compared with.
+
+The context of a request lies scattered over blocks; its block table says where. Decode rows (one
+query each) run as one padded batch; every longer query runs on its own, over its exact context.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minifer.execution.forward_batch import ForwardBatch
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: ForwardBatch,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Causal attention of query [T, H, C] over caches [N, P, K, C]; returns [T, H, C].
+
+    Query i at position p sees the keys at positions p − window + 1 … p of its own request (all
+    of 0 … p when window is None). Heads are grouped: H/K query heads share one KV head.
+    """
+    out = torch.empty_like(query)
+    keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)  # [N·P, K, C]
+    starts, lens = batch.query_start_host, batch.seq_lens_host
+    decode = [b for b in range(len(lens)) if starts[b + 1] - starts[b] == 1]
+    if decode:
+        rows = torch.tensor([starts[b] for b in decode], device=query.device)
+        out[rows] = _decode(query[rows], keys, values, batch, decode, scale, window)
+    for b, length in enumerate(lens):
+        start, end = starts[b], starts[b + 1]
+        if end - start > 1:
+            slots = _slots(batch.block_tables[b], length, batch.block_size)
+            out[start:end] = _prefill(query[start:end], keys[slots], values[slots], scale, window)
+    return out
+
+
+def _slots(block_table: Tensor, length: int, block_size: int) -> Tensor:
+    """Flat slots of positions 0 … length − 1 of a request; a table [..., blocks] may be batched."""
+    position = torch.arange(length, device=block_table.device)
+    return block_table[..., position // block_size] * block_size + position % block_size
+
+
+def _prefill(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+) -> Tensor:
+    """The last T of S positions attend: query [T, H, C], keys and values [S, K, C]."""
+    T, S = query.shape[0], keys.shape[0]
+    if window is None and T == S:
+        mask, causal = None, True  # a prompt from its first token: the library's own mask
+    else:
+        mask, causal = causal_mask(T, S, window, query.device), False
+    out = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1)
+
+
+def _decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: ForwardBatch,
+    requests: list[int],
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """One query a request: query [B, H, C]; contexts padded to the longest."""
+    lens = [batch.seq_lens_host[b] for b in requests]
+    S = max(lens)
+    index = torch.tensor(requests, device=query.device)
+    slots = _slots(batch.block_tables[index], S, batch.block_size)  # [B, S]
+    position = torch.arange(S, device=query.device)
+    length = torch.tensor(lens, device=query.device)[:, None]
+    seen = position < length
+    if window is not None:
+        seen &= position >= length - window
+    # What is masked is zeroed too: it may hold NaN, and 0 · NaN is NaN.
+    hidden = ~seen[:, :, None, None]
+    k = keys[slots].masked_fill(hidden, 0)  # [B, S, K, C]
+    v = values[slots].masked_fill(hidden, 0)
+    out = F.scaled_dot_product_attention(
+        query[:, :, None],
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=seen[:, None, None],
+        scale=scale,
+        enable_gqa=True,
+    )
+    return out[:, :, 0]
+
+
+def causal_mask(T: int, S: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:
+    """bool [T, S]: may query row t (position S − T + t) see key s?"""
+    query = torch.arange(S - T, S, device=device)[:, None]
+    key = torch.arange(S, device=device)[None]
+    seen = key <= query
+    if window is not None:
+        seen &= key > query - window
+    return seen
+
+
+def dense_attention(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
+) -> Tensor:
+    """The slow twin: one request, contiguous keys and values, one query and head at a time.
+
+    query [T, H, C] are the last T of the S positions of keys, values [S, K, C]. Written as the
+    definition: softmax(q · Kᵀ · scale) · V over the keys a query may see. Returns [T, H, C].
+    """
+    T, H, _ = query.shape
+    S, K, _ = keys.shape
+    out = torch.empty_like(query)
+    for t in range(T):
+        position = S - T + t
+        first = 0 if window is None else max(0, position - window + 1)
+        for h in range(H):
+            k = keys[first : position + 1, h * K // H]
+            v = values[first : position + 1, h * K // H]
+            weights = torch.softmax(k @ query[t, h] * scale, dim=0)
+            out[t, h] = weights @ v
+    return out

@@ -1,0 +1,95 @@
+"""The operations a model is written in, behind one small protocol.
+
+A model never asks which device or library runs it. `TorchBackend` is the reference that every
+other back end is compared with.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minifer.execution.attention import paged_attention
+from minifer.execution.forward_batch import ForwardBatch
+from minifer.execution.kv_storage import KVStorage, write_kv
+
+
+class Backend(Protocol):
+    """Letters: T tokens, D width, H query heads, K KV heads, C head dim."""
+
+    name: str
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [..., D] · weight [D] / rms(x), computed in float32, returned in x's dtype."""
+        ...
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, in] · weight [out, in]ᵀ + bias [out] → [T, out]."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up [T, 2 F] → silu(first half) · second half [T, F]."""
+        ...
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate x [T, heads, C] by the rows of cos, sin [T, C/2] (half-split pairs)."""
+        ...
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv: KVStorage,
+        slot: int,
+        batch: ForwardBatch,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Write key, value [T, K, C] to KV slot `slot`, then attend with query [T, H, C].
+
+        The write of the whole step comes before any read, so requests of one step may share
+        blocks. Returns [T, H, C].
+        """
+        ...
+
+
+class TorchBackend:
+    """Plain torch on any device."""
+
+    name = "torch"
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * h.to(x.dtype)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = x.float().chunk(2, dim=-1)
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv: KVStorage,
+        slot: int,
+        batch: ForwardBatch,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        write_kv(kv.keys[slot], batch.slot_mapping, key)
+        write_kv(kv.values[slot], batch.slot_mapping, value)
+        return paged_attention(query, kv.keys[slot], kv.values[slot], batch, scale, window)

@@ -1,0 +1,89 @@
+"""One step's input as tensors: the frozen value that goes through the model.
+
+A batch mixes prefill and decode: each request contributes its scheduled tokens, one after the
+other, on a flat token axis. Example, three requests that compute 3, 1 and 2 tokens::
+
+    token_ids     [ a0 a1 a2 | b7 | c4 c5 ]        T = 6
+    positions     [  0  1  2 |  7 |  4  5 ]
+    query_start   [ 0, 3, 4, 6 ]                    B + 1 (cu_seqlens_q)
+    seq_lens      [ 3, 8, 6 ]                       context after this step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """The input of one forward pass.
+
+    token_ids, positions, slot_mapping: int64 [T]. slot = block_id · P + offset; a slot below 0
+    is not written. query_start: B + 1 offsets on the token axis. seq_lens: B context lengths,
+    counting this step's tokens. block_tables: int64 [B, max blocks], padded with 0.
+    logits_rows: int64 [R], the token rows whose logits somebody needs.
+    block_size: P. query_start_host, seq_lens_host: the same numbers as Python ints, so that no
+    stage waits for the device to read them.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    logits_rows: Tensor
+    block_size: int
+    query_start_host: tuple[int, ...]
+    seq_lens_host: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.query_start_host[-1]
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.seq_lens_host)
+
+    @classmethod
+    def build(
+        cls,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        slot_mapping: Sequence[int],
+        query_start: Sequence[int],
+        seq_lens: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        logits_rows: Sequence[int],
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> ForwardBatch:
+        """Python lists to tensors. Raises `ValueError` when the lengths do not agree."""
+        T = query_start[-1]
+        if not (len(token_ids) == len(positions) == len(slot_mapping) == T):
+            raise ValueError(
+                f"token_ids, positions and slot_mapping must have query_start[-1]={T} entries, "
+                f"got {len(token_ids)}, {len(positions)} and {len(slot_mapping)}"
+            )
+        width = max(len(table) for table in block_tables)
+        padded = [list(table) + [0] * (width - len(table)) for table in block_tables]
+
+        def tensor(values: object) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        return cls(
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            slot_mapping=tensor(slot_mapping),
+            query_start=tensor(query_start),
+            seq_lens=tensor(seq_lens),
+            block_tables=tensor(padded),
+            logits_rows=tensor(logits_rows),
+            block_size=block_size,
+            query_start_host=tuple(query_start),
+            seq_lens_host=tuple(seq_lens),
+        )

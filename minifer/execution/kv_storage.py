@@ -1,0 +1,66 @@
+"""The tensors behind the block tables.
+
+One pair of tensors a KV slot (layer × iteration), never views into one big tensor: a compiled
+step that writes into a view copies all of what the view looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class KVStorage:
+    """Keys and values of all blocks: `keys[slot]`, `values[slot]` of shape [N, P, K, C].
+
+    The memory is not initialised. Nothing may depend on what an unwritten position holds, NaN
+    included: attention zeroes what it masks.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_slots)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_slots)]
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+
+    @staticmethod
+    def bytes_per_block(
+        num_slots: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        """2 (K and V) · slots · P · K · C · bytes an element."""
+        return 2 * num_slots * block_size * num_kv_heads * head_dim * dtype.itemsize
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination): the copy of copy-on-write."""
+        pairs = list(copies)
+        if not pairs:
+            return
+        source = torch.tensor([s for s, _ in pairs], device=self.keys[0].device)
+        target = torch.tensor([d for _, d in pairs], device=self.keys[0].device)
+        for tensor in (*self.keys, *self.values):
+            tensor[target] = tensor[source]
+
+
+def write_kv(cache: Tensor, slot_mapping: Tensor, new: Tensor) -> None:
+    """Write `new` [T, K, C] into `cache` [N, P, K, C] at flat slots [T]; slots below 0 are skipped.
+
+    A negative index must not reach the tensor: in Python it would name the last block.
+    """
+    flat = cache.view(-1, *cache.shape[2:])
+    written = slot_mapping >= 0
+    if bool(written.all()):
+        flat[slot_mapping] = new.to(cache.dtype)
+    else:
+        flat[slot_mapping[written]] = new[written].to(cache.dtype)

@@ -1,0 +1,250 @@
+"""What travels through the house: the caller's wishes and one request's state.
+
+`SamplingParams` is checked once, when it is built; what depends on the model (vocabulary,
+context length) is checked at admission (`scheduling/admission.py`). `Request` is the state of one
+sequence; every stage reads it and each field has one stage that writes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minifer.outputs import RequestGroup
+
+MIN_TEMPERATURE = 0.01  # below it float32 logits overflow; vLLM raises small values to it too
+MAX_SEED = 2**64
+
+
+class OutputKind(str, Enum):
+    """What each `RequestOutput` of a running request carries."""
+
+    CUMULATIVE = "cumulative"  # everything so far
+    DELTA = "delta"  # what is new since the last one
+    FINAL_ONLY = "final_only"  # nothing until the request is finished
+
+
+def _number(name: str, value: Any, low: float, high: float, rule: str) -> None:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or not low <= value <= high:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+def _integer(name: str, value: Any, low: int, rule: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+def _token_ids(name: str, values: Any) -> tuple[int, ...]:
+    if isinstance(values, (str, bytes)):
+        raise ValueError(f"{name} must be a list of token ids, got {values!r}")
+    ids = tuple(values)
+    for value in ids:
+        _integer(name, value, 0, "a list of token ids of at least 0")
+    return ids
+
+
+def _strings(name: str, values: Any) -> tuple[str, ...]:
+    texts = (values,) if isinstance(values, str) else tuple(values or ())
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{name} must hold non-empty strings, got {text!r}")
+    return texts
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request draws its tokens and when it ends. Names, defaults and limits are vLLM's.
+
+    temperature: 0 is greedy; values below 0.01 are raised to it. In [0, 2].
+    top_k: keep the k likeliest tokens, exactly k (lowest id first among ties); 0 or -1 is off.
+    top_p: keep the smallest set of likeliest tokens whose mass reaches p. In (0, 1].
+    min_p: keep tokens at least min_p times as likely as the likeliest. In [0, 1].
+    repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt
+        or output; > 0. presence_penalty, frequency_penalty: subtracted once, or once per
+        occurrence, for tokens of the output only. In [-2, 2].
+    logit_bias: token id → value added to its logit.
+    allowed_token_ids: if given, every other token is masked.
+    bad_words: strings that must not be generated.
+    seed: makes the draw repeatable whatever else is in the batch; None: from the engine's seed.
+    n: independent continuations of one prompt.
+    stop: strings that end the text (and are cut off unless include_stop_str_in_output).
+    stop_token_ids: token ids that end it. ignore_eos: the model's own end tokens do not.
+    max_tokens: output limit; None: until the model's length. min_tokens: no end before it.
+    logprobs: log-probabilities of the sampled token and the k likeliest; -1: whole vocabulary.
+    prompt_logprobs: the same for the prompt's tokens.
+    skip_special_tokens, detokenize: how, and whether, text is made.
+    priority: smaller is sooner, used by the `priority` policy.
+    cache_salt: requests share cached prefixes only within one salt.
+
+    Raises `ValueError` naming the field, its value and the limit.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    seed: int | None = None
+    n: int = 1
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    priority: int = 0
+    cache_salt: str | None = None
+    output_kind: OutputKind = OutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        _number("temperature", self.temperature, 0, 2, "a number in [0, 2]")
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            set_(self, "temperature", MIN_TEMPERATURE)
+        _integer("top_k", self.top_k, -1, "an integer: 0 or -1 for off, else at least 1")
+        _number("top_p", self.top_p, 0, 1, "a number in (0, 1]")
+        if self.top_p == 0:
+            raise ValueError(f"top_p must be a number in (0, 1], got {self.top_p!r}")
+        _number("min_p", self.min_p, 0, 1, "a number in [0, 1]")
+        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, "a number above 0")
+        if self.repetition_penalty == 0:
+            raise ValueError(f"repetition_penalty must be a number above 0, got {0!r}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _number(name, getattr(self, name), -2, 2, "a number in [-2, 2]")
+        if self.logit_bias is not None:
+            bias = {int(k): v for k, v in self.logit_bias.items()}
+            _token_ids("logit_bias", bias)
+            for value in bias.values():
+                _number("logit_bias", value, -math.inf, math.inf, "finite numbers by token id")
+            set_(self, "logit_bias", bias)
+        if self.allowed_token_ids is not None:
+            set_(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+        set_(self, "bad_words", _strings("bad_words", self.bad_words))
+        set_(self, "stop", _strings("stop", self.stop))
+        set_(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), "a 64-bit integer or None")
+            if self.seed >= MAX_SEED:
+                raise ValueError(f"seed must be a 64-bit integer or None, got {self.seed!r}")
+        _integer("n", self.n, 1, "an integer of at least 1")
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"n must be 1 when temperature is 0 (greedy), got n={self.n}")
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, "an integer of at least 1, or None")
+        _integer("min_tokens", self.min_tokens, 0, "an integer of at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), -1, "an integer of at least 0, -1 or None")
+        if self.stop and not self.detokenize:
+            raise ValueError("stop strings need detokenize=True, got detokenize=False")
+        _integer("priority", self.priority, -(2**31), "an integer of at least -2**31")
+        if self.cache_salt is not None:
+            _strings("cache_salt", self.cache_salt)
+        set_(self, "output_kind", OutputKind(self.output_kind))
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    def with_(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, checked again."""
+        return replace(self, **changes)
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"  # in the queue; owns no blocks
+    RUNNING = "running"  # owns blocks
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence: a prompt and what has been generated for it.
+
+    The token axis, and who is responsible for each part::
+
+        0            num_computed_tokens          num_prompt_tokens      num_tokens
+        | KV is in the cache  |  still to be computed (prefill or decode)  |
+        | prompt_token_ids ..............................| output_token_ids |
+
+    There is no phase: a request that is one token behind decodes, one further behind prefills.
+    `request_id` is unique to the sequence; the n sequences of one call share a `group`.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    group: RequestGroup
+    index: int = 0  # which of the group's n sequences
+    seed: int = 0  # of this sequence's noise, in [0, 2**64)
+    eos_token_ids: frozenset[int] = frozenset()  # that end this request; empty with ignore_eos
+    max_total_tokens: int = 0  # prompt + output limit: model length and KV capacity
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # bad_words as token sequences
+    arrival_step: int = 0
+
+    # written by scheduling
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    forks_pending: int = 0  # sequences of the group that will copy this one after its prefill
+    # written by kv
+    block_table: list[int] = field(default_factory=list)
+    num_cached_tokens: int = -1  # prefix hit of the first admission; -1 before it
+    # written by decode and postprocessing
+    token_ids: list[int] = field(default_factory=list)  # prompt + output
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the generated tokens."""
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True while log-probabilities of prompt tokens are still missing."""
+        asked = self.params.prompt_logprobs is not None and self.index == 0
+        return asked and len(self.group.prompt_logprobs or ()) < self.num_prompt_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.value}, prompt {self.num_prompt_tokens}, "
+            f"output {self.num_output_tokens}, computed {self.num_computed_tokens})"
+        )
