@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ MIN_TEMPERATURE = 0.01  # below it float32 logits overflow; vLLM raises small va
 MAX_SEED = 2**64
 
 
-class OutputKind(str, Enum):
+class OutputKind(StrEnum):
     """What each `RequestOutput` of a running request carries."""
 
     CUMULATIVE = "cumulative"  # everything so far

@@ -6,6 +6,7 @@ be believed; tests compare every clever path with it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ class DenseBackend(TorchBackend):
         starts = batch.query_start_host
         parts = [
             dense_attention(query[a:b], key[a:b], value[a:b], scale, window)
-            for a, b in zip(starts, starts[1:], strict=False)
+            for a, b in itertools.pairwise(starts)
         ]
         return torch.cat(parts)
 
