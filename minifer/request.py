@@ -14,6 +14,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minifer.kv.prefix_key import PrefixKey
     from minifer.outputs import RequestGroup
 
 MIN_TEMPERATURE = 0.01  # below it float32 logits overflow; vLLM raises small values to it too
@@ -207,7 +208,8 @@ class Request:
     forks_pending: int = 0  # sequences of the group that will copy this one after its prefill
     # written by kv
     block_table: list[int] = field(default_factory=list)
-    num_cached_tokens: int = -1  # prefix hit of the first admission; -1 before it
+    prefix_keys: list[PrefixKey] = field(default_factory=list)  # of its full blocks
+    num_published_blocks: int = 0  # leading blocks of the table offered to the prefix index
     # written by decode and postprocessing
     token_ids: list[int] = field(default_factory=list)  # prompt + output
     error: str | None = None

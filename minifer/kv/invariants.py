@@ -1,0 +1,82 @@
+"""What must hold between any two steps. Property tests and debugging call it; serving does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from minifer.kv.manager import KVCacheManager
+from minifer.kv.prefix_index import HashChainIndex
+from minifer.kv.prefix_key import make_key
+from minifer.kv.radix_index import RadixIndex
+from minifer.request import Request
+
+
+def check_invariants(kv: KVCacheManager, requests: Iterable[Request]) -> None:
+    """Raise `AssertionError` with the first broken invariant.
+
+    requests: every request that may hold blocks (finished ones may be left out).
+    """
+    requests, pool = list(requests), kv.pool
+    held = Counter(block for request in requests for block in request.block_table)
+    for block in pool.blocks:
+        count, free = block.ref_count, block.block_id in pool.free_queue
+        _require(count == held[block.block_id], f"{block} is in {held[block.block_id]} tables")
+        _require(free == (count == 0), f"{block} is free: {free}")
+    for request in requests:
+        _check_request(kv, request)
+    published = {block.block_id for block in pool.blocks if block.key is not None}
+    if isinstance(pool.index, HashChainIndex):
+        entries = {block for _, block in pool.index._entries.values()}
+        _require(entries == published, f"index holds {entries}, blocks say {published}")
+        for digest, (key, block) in pool.index._entries.items():
+            _require(key.digest == digest, f"entry of block {block} has another digest")
+            _require(pool.blocks[block].key is key, f"block {block} carries another key")
+    if isinstance(pool.index, RadixIndex):
+        _check_radix(kv, pool.index, published)
+
+
+def _check_request(kv: KVCacheManager, request: Request) -> None:
+    computed, total = request.num_computed_tokens, request.num_tokens
+    _require(0 <= computed <= total, f"{request} computed more than it has")
+    needed = -(-computed // kv.block_size)
+    _require(len(request.block_table) == needed, f"{request} holds {request.block_table}")
+    full = request.num_published_blocks
+    _require(full * kv.block_size <= computed, f"{request} published what is not computed")
+    parent = None
+    for i, block_id in enumerate(request.block_table[:full]):
+        tokens = request.token_ids[i * kv.block_size : (i + 1) * kv.block_size]
+        _require(request.prefix_keys[i].token_ids == tuple(tokens), f"{request} key {i} is stale")
+        key = kv.pool.blocks[block_id].key
+        if key is not None:
+            _require(key.token_ids == tuple(tokens), f"{request} shares a foreign block {block_id}")
+        parent = make_key(parent, tokens, request.prefix_keys[i].extra, kv._hash)
+        _require(request.prefix_keys[i].digest == parent.digest, f"{request} digest {i} is stale")
+
+
+def _check_radix(kv: KVCacheManager, index: RadixIndex, published: set[int]) -> None:
+    seen: list[int] = []
+    for extra, root in index.roots.items():
+        for node in root.subtree():
+            seen += node.blocks
+            lengths = {len(tokens) for tokens in node.tokens}
+            _require(lengths <= {kv.block_size}, "a node holds a part of a block")
+            _require(bool(node.blocks) == (node is not root), "an empty node below the root")
+            counts = [kv.pool.blocks[b].ref_count for b in node.blocks]
+            for first, child in node.children.items():
+                _require(child.tokens[0] == first, "a child is filed under another key")
+                _require(child.parent is node, "a child has another parent")
+                counts_below = kv.pool.blocks[child.blocks[0]].ref_count
+                lock = counts[-1] if counts else counts_below
+                _require(counts_below <= lock, "a child is in more tables than its parent")
+            _require(counts == sorted(counts, reverse=True), "counts rise along a path")
+            for block in node.blocks:
+                key = kv.pool.blocks[block].key
+                _require(key is not None and key.extra == extra, f"block {block}: wrong tree")
+                _require(index._node_of.get(block) is node, f"block {block} is filed elsewhere")
+    _require(sorted(seen) == sorted(published), "tokens in the tree ≠ evictable + protected")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)

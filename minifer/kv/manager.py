@@ -1,0 +1,201 @@
+"""Stage 2: whose keys and values lie where, and which can be reused.
+
+The token axis of a request and its blocks (P = 4), when 7 tokens are to be scheduled::
+
+    tokens      0   1   2   3 | 4   5   6   7 | 8   9  10
+               |  prefix hit  |     new tokens            |
+    blocks     |   shared     |   allocated   | allocated |
+    owner       the index and   this request, published as
+                other requests  soon as a block is full
+
+Invariants, checked by `check_invariants` after every step of the property tests:
+a block's ref_count is the number of tables that hold it; a block is free exactly when that is 0;
+the index finds only blocks whose tokens it compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from minifer.events import EventBus
+from minifer.kv.block_pool import BlockPool
+from minifer.kv.prefix_index import HashChainIndex
+from minifer.kv.prefix_key import ExtraKeys, HashFunction, make_key, sha256
+from minifer.kv.radix_index import RadixIndex
+from minifer.request import Request
+
+
+@dataclass
+class PrefixCacheStats:
+    """Tokens looked up and found, at first admissions only (a resumed request counts once)."""
+
+    num_queries: int = 0
+    num_hits: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.num_hits / self.num_queries if self.num_queries else 0.0
+
+
+@dataclass
+class Allocation:
+    """What `allocate` did beside growing the table, so that a step can be taken back."""
+
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) blocks
+    published: list[int] = field(default_factory=list)
+
+
+class KVCacheManager:
+    """Block tables, prefix hits and copy-on-write for all requests. No tensors.
+
+    num_blocks: N. block_size: P, tokens a block. index: "hash" or "radix".
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        index: str = "hash",
+        hash_function: HashFunction = sha256,
+        events: EventBus | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.stats = PrefixCacheStats()
+        self._events = events if events is not None else EventBus()
+        self._hash = hash_function
+        indexes = {"hash": HashChainIndex, "radix": RadixIndex}
+        self.pool = BlockPool(num_blocks, indexes[index](), self._events)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the whole pool holds."""
+        return self.pool.num_blocks * self.block_size
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks that a request uses, in [0, 1]."""
+        return 1 - self.pool.num_free / self.pool.num_blocks
+
+    def find_cached(self, request: Request) -> list[int]:
+        """Blocks of the longest cached prefix of a waiting request; takes nothing.
+
+        At least one token is left to compute, because its logits are needed: a prompt that is
+        cached in full recomputes its last block. A request that wants the log-probabilities of
+        its prompt computes all of it.
+        """
+        if not self.enable_prefix_caching or request.wants_prompt_logprobs:
+            return []
+        most = (request.num_tokens - 1) // self.block_size
+        self._extend_keys(request, most)
+        return self.pool.index.match(request.prefix_keys[:most])
+
+    def can_allocate(self, request: Request, num_new: int, cached: Sequence[int] = ()) -> bool:
+        """Would `allocate` with the same arguments find enough free blocks?"""
+        unused = sum(self.pool.blocks[b].ref_count == 0 for b in cached)
+        return self._blocks_needed(request, num_new, cached) <= self.pool.num_free - unused
+
+    def allocate(self, request: Request, num_new: int, cached: Sequence[int] = ()) -> Allocation:
+        """Give the request room for its next `num_new` tokens, after a hit on `cached`.
+
+        Publishes every block that these tokens fill, so that a request scheduled later in the
+        same step can share it: a step writes all KV of a layer before it reads any.
+        """
+        done = Allocation()
+        if cached:
+            self._take_hit(request, cached)
+        table, first = request.block_table, request.num_computed_tokens // self.block_size
+        if first < len(table) and self.pool.blocks[table[first]].ref_count > 1:
+            (copy,) = self.pool.allocate(1, request.request_id)
+            done.copies.append((table[first], copy))
+            self.pool.release([table[first]])
+            table[first] = copy
+            if self._events:
+                self._events.emit("kv", "kv.block_copied", request.request_id, copies=done.copies)
+        table += self.pool.allocate(
+            self._blocks_needed(request, num_new, ()), request.request_id
+        )
+        done.published = self._publish(request, request.num_computed_tokens + num_new)
+        return done
+
+    def take_back(self, allocation: Allocation) -> None:
+        """The step will not compute what it was to publish: nobody may find it."""
+        for block_id in allocation.published:
+            self.pool.unpublish(block_id)
+
+    def free(self, request: Request) -> None:
+        """Release all blocks, the tail first: of one prefix the front is worth keeping longer."""
+        self.pool.release(reversed(request.block_table), request.request_id)
+        request.block_table = []
+        request.num_published_blocks = 0
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child` continue from `parent`'s tokens on the same blocks.
+
+        Whoever writes first into a block that both hold copies it (copy-on-write).
+        """
+        self.pool.acquire(parent.block_table)
+        child.block_table = list(parent.block_table)
+        child.prefix_keys = list(parent.prefix_keys)
+        child.num_published_blocks = parent.num_published_blocks
+
+    def count_lookup(self, request: Request, num_cached_tokens: int) -> None:
+        """Record one admission in the statistics; the group keeps its first hit."""
+        if request.num_preemptions or not self.enable_prefix_caching:
+            return
+        self.stats.num_queries += request.num_tokens
+        self.stats.num_hits += num_cached_tokens
+        request.group.num_cached_tokens = num_cached_tokens
+
+    def _blocks_needed(self, request: Request, num_new: int, cached: Sequence[int]) -> int:
+        """New blocks for `num_new` tokens, the copy of a shared block included."""
+        computed, table = request.num_computed_tokens, request.block_table
+        if cached:
+            computed, table = len(cached) * self.block_size, list(cached)
+        needed = -(-(computed + num_new) // self.block_size) - len(table)
+        first = computed // self.block_size
+        if first < len(table) and self.pool.blocks[table[first]].ref_count > 1:
+            needed += 1
+        return needed
+
+    def _take_hit(self, request: Request, cached: Sequence[int]) -> None:
+        self.pool.acquire(cached)
+        request.block_table = list(cached)
+        request.num_published_blocks = len(cached)
+        request.num_computed_tokens = len(cached) * self.block_size
+        if self._events:
+            span = (0, request.num_computed_tokens)
+            self._events.emit("kv", "kv.prefix_hit", request.request_id, span, blocks=list(cached))
+
+    def _publish(self, request: Request, num_tokens: int) -> list[int]:
+        """Offer the blocks that are full once `num_tokens` tokens are computed."""
+        if not self.enable_prefix_caching:
+            return []
+        full = num_tokens // self.block_size
+        self._extend_keys(request, full)
+        published, table = [], request.block_table
+        for i in range(request.num_published_blocks, full):
+            previous = table[i - 1] if i else None
+            if self.pool.publish(table[i], request.prefix_keys[i], previous):
+                published.append(table[i])
+        request.num_published_blocks = max(request.num_published_blocks, full)
+        if self._events and published:
+            self._events.emit("kv", "kv.block_published", request.request_id, blocks=published)
+        return published
+
+    def _extend_keys(self, request: Request, num_blocks: int) -> None:
+        keys, P = request.prefix_keys, self.block_size
+        for i in range(len(keys), num_blocks):
+            tokens = request.token_ids[i * P : (i + 1) * P]
+            keys.append(
+                make_key(keys[-1] if keys else None, tokens, extra_keys(request), self._hash)
+            )
+
+
+def extra_keys(request: Request) -> ExtraKeys:
+    """What besides its tokens the KV of a request depends on, each tagged with its kind."""
+    salt = request.params.cache_salt
+    return () if salt is None else (("salt", salt),)
