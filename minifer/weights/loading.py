@@ -1,0 +1,90 @@
+"""Fill a model from named tensors, whatever file they came from.
+
+Memory from `torch.empty` looks like weights and is garbage, so nothing is taken on trust: every
+part of every parameter must be set exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from minifer.models.transformer import WeightPart
+
+
+class LoadableModel(Protocol):
+    """What a model offers to be filled and saved: its parameters and their names in a file."""
+
+    def get_parameter(self, target: str) -> nn.Parameter: ...
+
+    def weight_parts(self) -> Iterator[WeightPart]: ...
+
+
+@torch.no_grad()
+def load_weights(model: LoadableModel, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy tensors with Hugging Face names into the model, converting to its dtype and device.
+
+    One tensor is held at a time. Old files' `rotary_emb.inv_freq` is computed here and skipped. A
+    tied model may come with an `lm_head.weight`, as long as it equals the embedding.
+
+    Raises `ValueError`: a tensor of the wrong shape or not of floating point; tensors missing,
+    unknown or given twice, all of them in one message. The model is then not usable.
+    """
+    parts = {part.name: part for part in model.weight_parts()}
+    seen: set[str] = set()
+    twice: list[str] = []
+    unknown: list[str] = []
+    head: Tensor | None = None  # of a tied model
+    for name, tensor in named_tensors:
+        if name.endswith("rotary_emb.inv_freq"):
+            continue
+        if name in seen:
+            twice.append(name)
+        elif name in parts:
+            part = parts[name]
+            target = model.get_parameter(part.parameter)[part.start : part.stop]
+            _check(name, tensor, target)
+            target.copy_(tensor)
+            seen.add(name)
+        elif name == "lm_head.weight":
+            head = tensor
+        else:
+            unknown.append(name)
+    missing = [name for name in parts if name not in seen]
+    if missing or unknown or twice:
+        groups = (("missing", missing), ("unknown", unknown), ("given twice", twice))
+        listing = "; ".join(f"{label}: {_listed(names)}" for label, names in groups if names)
+        raise ValueError(
+            f"the weights do not fit the model ({len(parts)} tensors expected). {listing}. "
+            "Check that the file is complete and belongs to this configuration"
+        )
+    if head is not None:
+        embedding = model.get_parameter(parts["model.embed_tokens.weight"].parameter)
+        _check("lm_head.weight", head, embedding)
+        if not torch.equal(head.to(embedding), embedding):
+            raise ValueError(
+                "lm_head.weight differs from model.embed_tokens.weight although "
+                "tie_word_embeddings is true; set it to false in config.json to use both"
+            )
+
+
+def _check(name: str, tensor: Tensor, target: Tensor) -> None:
+    if tensor.shape != target.shape:
+        raise ValueError(
+            f"{name} must have the shape {list(target.shape)}, got {list(tensor.shape)}; "
+            "the weights belong to another configuration"
+        )
+    if not tensor.is_floating_point():
+        raise ValueError(
+            f"{name} must hold floating-point numbers, got {tensor.dtype}; quantised weights of "
+            "this kind are not supported, use the unquantised checkpoint or a GGUF file"
+        )
+
+
+def _listed(names: list[str], limit: int = 20) -> str:
+    """The first names; a whole missing shard is hundreds of them."""
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
