@@ -8,9 +8,11 @@ sequence; every stage reads it and each field has one stage that writes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 MIN_TEMPERATURE = 0.01  # below it float32 logits overflow; vLLM raises small values to it too
 MAX_SEED = 2**64
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 class OutputKind(StrEnum):
@@ -29,31 +32,73 @@ class OutputKind(StrEnum):
     FINAL_ONLY = "final_only"  # nothing until the request is finished
 
 
-def _number(name: str, value: Any, low: float, high: float, rule: str) -> None:
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
+# name, lowest and highest value, and the rule in words
+Limits = tuple[tuple[str, float, float, str], ...]
+_ABOVE_0 = math.ulp(0.0)  # the smallest positive number
+_NUMBERS: Limits = (
+    ("temperature", 0, 2, "a number in [0, 2]"),
+    ("top_p", _ABOVE_0, 1, "a number in (0, 1]"),
+    ("min_p", 0, 1, "a number in [0, 1]"),
+    ("repetition_penalty", _ABOVE_0, MAX_FLOAT32, "a finite number above 0"),
+    ("presence_penalty", -2, 2, "a number in [-2, 2]"),
+    ("frequency_penalty", -2, 2, "a number in [-2, 2]"),
+)
+_INTEGERS: Limits = (
+    ("top_k", -1, math.inf, "an integer: 0 or -1 for off, else at least 1"),
+    ("n", 1, math.inf, "an integer of at least 1"),
+    ("min_tokens", 0, math.inf, "an integer of at least 0"),
+    ("priority", -(2**31), math.inf, "an integer of at least -2**31"),
+)
+_INTEGERS_OR_NONE: Limits = (
+    ("seed", -(2**63), MAX_SEED - 1, "a 64-bit integer or None"),
+    ("max_tokens", 1, math.inf, "an integer of at least 1, or None"),
+    ("logprobs", -1, math.inf, "an integer of at least 0, -1 or None"),
+    ("prompt_logprobs", -1, math.inf, "an integer of at least 0, -1 or None"),
+)
+_SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 
 
-def _integer(name: str, value: Any, low: int, rule: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+def _number(name: str, value: Any, low: float, high: float, rule: str) -> float:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real or not low <= value <= high:  # NaN compares false
         raise ValueError(f"{name} must be {rule}, got {value!r}")
+    return float(value)
+
+
+def _integer(name: str, value: Any, low: float, high: float, rule: str) -> int:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not low <= value <= high:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+    return int(value)
 
 
 def _token_ids(name: str, values: Any) -> tuple[int, ...]:
-    if isinstance(values, (str, bytes)):
-        raise ValueError(f"{name} must be a list of token ids, got {values!r}")
-    ids = tuple(values)
-    for value in ids:
-        _integer(name, value, 0, "a list of token ids of at least 0")
-    return ids
+    rule = "a list of token ids of at least 0"
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be {rule}, got {values!r}")
+    return tuple(_integer(name, value, 0, math.inf, rule) for value in values)
+
+
+def _logit_bias(values: Any) -> dict[int, float]:
+    rule = "a mapping from token ids of at least 0 to finite float32 numbers"
+    if not isinstance(values, Mapping):
+        raise ValueError(f"logit_bias must be {rule}, got {values!r}")
+    bias = {}
+    for key, value in values.items():
+        token = int(key) if isinstance(key, str) and key.isdecimal() else key  # JSON's keys
+        token = _integer("logit_bias", token, 0, math.inf, rule)
+        bias[token] = _number("logit_bias", value, -MAX_FLOAT32, MAX_FLOAT32, rule)
+    return bias
 
 
 def _strings(name: str, values: Any) -> tuple[str, ...]:
-    texts = (values,) if isinstance(values, str) else tuple(values or ())
+    rule = "a list of non-empty strings"
+    if not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be {rule}, got {values!r}")
+    texts = (values,) if isinstance(values, str) else tuple(values)
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{name} must hold non-empty strings, got {text!r}")
+            raise ValueError(f"{name} must be {rule}, got {text!r}")
     return texts
 
 
@@ -61,7 +106,7 @@ def _strings(name: str, values: Any) -> tuple[str, ...]:
 class SamplingParams:
     """How one request draws its tokens and when it ends. Names, defaults and limits are vLLM's.
 
-    temperature: 0 is greedy; values below 0.01 are raised to it. In [0, 2].
+    temperature: 0 is greedy; values below 0.01 are raised to it, with a warning. In [0, 2].
     top_k: keep the k likeliest tokens, exactly k (lowest id first among ties); 0 or -1 is off.
     top_p: keep the smallest set of likeliest tokens whose mass reaches p. In (0, 1].
     min_p: keep tokens at least min_p times as likely as the likeliest. In [0, 1].
@@ -82,7 +127,8 @@ class SamplingParams:
     priority: smaller is sooner, used by the `priority` policy.
     cache_salt: requests share cached prefixes only within one salt.
 
-    Raises `ValueError` naming the field, its value and the limit.
+    Numbers of other libraries (numpy's) are taken and become Python's. Raises `ValueError` naming
+    the field, its value and the limit.
     """
 
     temperature: float = 1.0
@@ -112,54 +158,53 @@ class SamplingParams:
     output_kind: OutputKind = OutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        set_ = object.__setattr__
-        _number("temperature", self.temperature, 0, 2, "a number in [0, 2]")
+        def set_(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        for name, low, high, rule in _NUMBERS:
+            set_(name, _number(name, getattr(self, name), low, high, rule))
+        for name, low, high, rule in _INTEGERS:
+            set_(name, _integer(name, getattr(self, name), low, high, rule))
+        for name, low, high, rule in _INTEGERS_OR_NONE:
+            if getattr(self, name) is not None:
+                set_(name, _integer(name, getattr(self, name), low, high, rule))
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if 0 < self.temperature < MIN_TEMPERATURE:
-            set_(self, "temperature", MIN_TEMPERATURE)
-        _integer("top_k", self.top_k, -1, "an integer: 0 or -1 for off, else at least 1")
-        _number("top_p", self.top_p, 0, 1, "a number in (0, 1]")
-        if self.top_p == 0:
-            raise ValueError(f"top_p must be a number in (0, 1], got {self.top_p!r}")
-        _number("min_p", self.min_p, 0, 1, "a number in [0, 1]")
-        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, "a number above 0")
-        if self.repetition_penalty == 0:
-            raise ValueError(f"repetition_penalty must be a number above 0, got {0!r}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _number(name, getattr(self, name), -2, 2, "a number in [-2, 2]")
+            raised = f"temperature {self.temperature} is raised to {MIN_TEMPERATURE}; 0 is greedy"
+            warnings.warn(raised, stacklevel=3)
+            set_("temperature", MIN_TEMPERATURE)
         if self.logit_bias is not None:
-            bias = {int(k): v for k, v in self.logit_bias.items()}
-            _token_ids("logit_bias", bias)
-            for value in bias.values():
-                _number("logit_bias", value, -math.inf, math.inf, "finite numbers by token id")
-            set_(self, "logit_bias", bias)
-        if self.allowed_token_ids is not None:
-            set_(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
-        set_(self, "bad_words", _strings("bad_words", self.bad_words))
-        set_(self, "stop", _strings("stop", self.stop))
-        set_(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), "a 64-bit integer or None")
-            if self.seed >= MAX_SEED:
-                raise ValueError(f"seed must be a 64-bit integer or None, got {self.seed!r}")
-        _integer("n", self.n, 1, "an integer of at least 1")
+            set_("logit_bias", _logit_bias(self.logit_bias))
+        if self.allowed_token_ids is not None:  # an empty list is refused at admission
+            set_("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+        for name in ("stop", "bad_words", "stop_token_ids"):
+            check = _token_ids if name == "stop_token_ids" else _strings
+            values = getattr(self, name)
+            set_(name, check(name, () if values is None else values))
+        if self.cache_salt is not None and not (
+            isinstance(self.cache_salt, str) and self.cache_salt
+        ):
+            raise ValueError(f"cache_salt must be a non-empty string, got {self.cache_salt!r}")
+        if self.output_kind not in tuple(OutputKind):
+            kinds = ", ".join(OutputKind)
+            raise ValueError(f"output_kind must be one of {kinds}, got {self.output_kind!r}")
+        set_("output_kind", OutputKind(self.output_kind))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Rules about two fields."""
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n must be 1 when temperature is 0 (greedy), got n={self.n}")
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, "an integer of at least 1, or None")
-        _integer("min_tokens", self.min_tokens, 0, "an integer of at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), -1, "an integer of at least 0, -1 or None")
         if self.stop and not self.detokenize:
-            raise ValueError("stop strings need detokenize=True, got detokenize=False")
-        _integer("priority", self.priority, -(2**31), "an integer of at least -2**31")
-        if self.cache_salt is not None:
-            _strings("cache_salt", self.cache_salt)
-        set_(self, "output_kind", OutputKind(self.output_kind))
+            raise ValueError(
+                f"stop strings need detokenize=True, got detokenize=False and stop={self.stop!r}"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -199,9 +244,10 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()  # that end this request; empty with ignore_eos
     max_total_tokens: int = 0  # prompt + output limit: model length and KV capacity
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # bad_words as token sequences
-    arrival_step: int = 0
 
     # written by scheduling
+    arrival: int = 0  # order of arrival
+    arrival_step: int = 0
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_preemptions: int = 0
@@ -212,11 +258,30 @@ class Request:
     num_published_blocks: int = 0  # leading blocks of the table offered to the prefix index
     # written by decode and postprocessing
     token_ids: list[int] = field(default_factory=list)  # prompt + output
-    error: str | None = None
+    reported: bool = False  # its last chunk has been handed out
 
     def __post_init__(self) -> None:
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
+
+    def fork(self, request_id: str, group: RequestGroup, index: int = 0) -> Request:
+        """A sequence that continues from the same tokens; seed + index is its noise."""
+        return replace(
+            self,
+            request_id=request_id,
+            group=group,
+            index=index,
+            seed=(self.seed + index) % MAX_SEED,
+            status=RequestStatus.WAITING,
+            num_computed_tokens=0,
+            num_preemptions=0,
+            forks_pending=0,
+            block_table=[],
+            prefix_keys=list(self.prefix_keys),
+            num_published_blocks=0,
+            token_ids=list(self.token_ids),
+            reported=False,
+        )
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -15,7 +15,7 @@ from minifer.request import Request
 def check_invariants(kv: KVCacheManager, requests: Iterable[Request]) -> None:
     """Raise `AssertionError` with the first broken invariant.
 
-    requests: every request that may hold blocks (finished ones may be left out).
+    requests: every request that may hold blocks.
     """
     requests, pool = list(requests), kv.pool
     held = Counter(block for request in requests for block in request.block_table)
@@ -37,6 +37,9 @@ def check_invariants(kv: KVCacheManager, requests: Iterable[Request]) -> None:
 
 
 def _check_request(kv: KVCacheManager, request: Request) -> None:
+    if request.finished:
+        _require(not request.block_table, f"{request} still holds {request.block_table}")
+        return
     computed, total = request.num_computed_tokens, request.num_tokens
     _require(0 <= computed <= total, f"{request} computed more than it has")
     needed = -(-computed // kv.block_size)

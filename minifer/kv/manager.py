@@ -17,13 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from minifer.events import EventBus
 from minifer.kv.block_pool import BlockPool
 from minifer.kv.prefix_index import HashChainIndex
 from minifer.kv.prefix_key import ExtraKeys, HashFunction, make_key, sha256
 from minifer.kv.radix_index import RadixIndex
+from minifer.kv.step_input import StepInput, prepare
 from minifer.request import Request
+
+if TYPE_CHECKING:
+    from minifer.scheduling.plan import SchedulePlan
 
 
 @dataclass
@@ -115,15 +120,22 @@ class KVCacheManager:
             table[first] = copy
             if self._events:
                 self._events.emit("kv", "kv.block_copied", request.request_id, copies=done.copies)
-        table += self.pool.allocate(
-            self._blocks_needed(request, num_new, ()), request.request_id
-        )
+        table += self.pool.allocate(self._blocks_needed(request, num_new, ()), request.request_id)
         done.published = self._publish(request, request.num_computed_tokens + num_new)
         return done
+
+    def prepare(self, plan: SchedulePlan) -> StepInput:
+        """Lay a plan out for the model: tokens, positions, slots, block tables, rows wanted."""
+        return prepare(plan, self.block_size)
 
     def take_back(self, allocation: Allocation) -> None:
         """The step will not compute what it was to publish: nobody may find it."""
         for block_id in allocation.published:
+            self.pool.unpublish(block_id)
+
+    def withdraw(self, request: Request) -> None:
+        """What this request computed cannot be trusted (NaN): nobody may find its blocks."""
+        for block_id in request.block_table:
             self.pool.unpublish(block_id)
 
     def free(self, request: Request) -> None:

@@ -1,0 +1,342 @@
+"""The life of a token, in five calls. `Engine.step` is the table of contents of the book."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from minifer.config import EngineConfig
+from minifer.events import EventBus, EventSink
+from minifer.execution.runner import ModelRunner, Runner, num_kv_blocks
+from minifer.execution.sampler import Sampled, Sampler, SampleRow, prompt_logprobs
+from minifer.kv.manager import KVCacheManager
+from minifer.kv.step_input import StepInput
+from minifer.outputs import RequestGroup, RequestOutput
+from minifer.postprocessing.hooks import TokenHook
+from minifer.postprocessing.postprocessor import Postprocessor
+from minifer.request import MAX_SEED, Request, RequestStatus, SamplingParams
+from minifer.scheduling.admission import Limits, admit, derive_seed
+from minifer.scheduling.plan import SchedulePlan
+from minifer.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from minifer.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """Requests in, tokens out, one step at a time. Not thread-safe: one thread drives it.
+
+    `Engine.from_pretrained` builds one for a model; the constructor takes the parts, so that
+    tests and simulations can bring their own runner.
+
+    runner: computes logits. limits: what admission checks. tokenizer: None for token ids only.
+    sinks: receive every event. clock: seconds, for metrics and events.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        limits: Limits,
+        *,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Iterable[int] = (),
+        sinks: Sequence[EventSink] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.events = EventBus(*sinks, clock=clock)
+        self.kv = KVCacheManager(
+            limits.kv_capacity // config.block_size,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            index=config.prefix_index,
+            events=self.events,
+        )
+        self.scheduler = Scheduler(config, self.kv, self.events)
+        self.runner = runner
+        self.sampler = Sampler()
+        decode = tokenizer.decode if tokenizer is not None else None
+        self.postprocessor = Postprocessor(decode, self.events)
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._seed = config.seed if config.seed is not None else time.time_ns()
+        self._num_admitted = 0
+        self._requests: dict[str, Request] = {}  # the first sequence of every open request
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str = "default",
+        *,
+        sinks: Sequence[EventSink] = (),
+        clock: Callable[[], float] = time.perf_counter,
+        **options: Any,
+    ) -> Engine:
+        """Load a model (name, folder, GGUF file or hub id) and build an engine for it.
+
+        options: fields of `EngineConfig`. Raises `ValueError` for an unknown or bad one.
+        """
+        from minifer.weights.resolve import load_model
+
+        config = EngineConfig.from_kwargs(model=model, **options)
+        loaded = load_model(model, config.dtype, config.device)
+        return cls.from_loaded(loaded, config, sinks=sinks, clock=clock)
+
+    @classmethod
+    def from_loaded(cls, loaded: Any, config: EngineConfig, **parts: Any) -> Engine:
+        """Build an engine around a `LoadedModel`."""
+        model_config = loaded.config
+        parameter = next(loaded.model.parameters())
+        known = model_config.max_position_embeddings
+        if (config.max_model_len or 0) > known:
+            raise ValueError(
+                f"max_model_len must be at most {known} for this model, got {config.max_model_len}"
+            )
+        blocks = num_kv_blocks(model_config, config, parameter.dtype, str(parameter.device))
+        limits = Limits(
+            vocab_size=model_config.vocab_size,
+            max_model_len=config.max_model_len or known,
+            kv_capacity=blocks * config.block_size,
+            max_num_seqs=config.max_num_seqs,
+        )
+        return cls(
+            config,
+            ModelRunner(loaded.model, model_config, config, blocks),
+            limits,
+            tokenizer=loaded.tokenizer,
+            eos_token_ids=loaded.eos_token_ids,
+            **parts,
+        )
+
+    # -- requests
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        hooks: Sequence[TokenHook] = (),
+    ) -> None:
+        """Admit one request; its tokens come from later calls of `step`.
+
+        prompt: text or token ids. hooks: see `postprocessing/hooks.py`; copied for each of n
+        sequences. Raises `ValueError` when it is refused; nothing has changed then.
+        """
+        if request_id in self._requests:
+            raise ValueError(f"request_id must be new, {request_id!r} is still running")
+        params = params if params is not None else SamplingParams()
+        text = prompt if isinstance(prompt, str) else None
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, this engine has none")
+        request = admit(
+            request_id,
+            text,
+            self._encode(text) if text is not None else prompt,  # type: ignore[arg-type]
+            params,
+            self.limits,
+            derive_seed(self._seed, self._num_admitted),
+            self._eos_token_ids,
+            self.tokenizer,
+        )
+        self._num_admitted += 1
+        self._requests[request_id] = request
+        request.group.metrics.arrival_time = self.events.clock()
+        self.postprocessor.open(request, hooks)
+        self.scheduler.add(request)
+        if self.events:
+            span = (0, request.num_prompt_tokens)
+            self.events.emit("scheduling", "request.admitted", request_id, span, n=params.n)
+
+    def fork(self, request_id: str, new_request_id: str, seed: int | None = None) -> None:
+        """Branch a request: a second one goes on from the same tokens with its own noise.
+
+        Both share the blocks so far (copy-on-write). seed: of the new branch; None derives one.
+        Raises `ValueError` for an unknown request, a used id, or one with n > 1.
+        """
+        parent = self._requests.get(request_id)
+        if parent is None:
+            raise ValueError(f"request_id must name an open request, got {request_id!r}")
+        if new_request_id in self._requests:
+            raise ValueError(f"new_request_id must be new, {new_request_id!r} is still running")
+        if parent.params.n > 1:
+            raise ValueError(f"a request with n > 1 cannot be forked, got n={parent.params.n}")
+        group = RequestGroup(new_request_id, parent.group.prompt)
+        group.metrics.arrival_time = self.events.clock()
+        child = parent.fork(new_request_id, group)
+        child.seed = derive_seed(self._seed, self._num_admitted) if seed is None else seed % MAX_SEED
+        self._num_admitted += 1
+        self._requests[new_request_id] = child
+        self.postprocessor.fork(parent, child)
+        seat = self.scheduler.seats_taken < self.config.max_num_seqs
+        if parent.status is RequestStatus.RUNNING and seat:
+            self.scheduler.fork(parent, child)
+        else:
+            self.scheduler.add(child)
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise ValueError(
+                "a text prompt needs a tokenizer, this engine has none: give token ids"
+            )
+        return self.tokenizer.encode(text)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at any moment between steps; None when it is unknown or already done.
+
+        Its sequences finish with `finish_reason="abort"` and keep what they have.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        request.forks_pending = 0
+        request.group.n = len(self.postprocessor.sequences(request.group))
+        for sequence in self.postprocessor.sequences(request.group):
+            if not sequence.finished:
+                self._end(sequence, "abort")
+        return self._output(request)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._requests)
+
+    # -- the step
+
+    def step(self) -> list[RequestOutput]:
+        """Move every request that fits by some tokens; returns what the callers get to see.
+
+        A fault inside the step ends the requests of this step with `finish_reason="error"`; the
+        engine and the waiting requests go on.
+        """
+        if not self._requests:
+            return []
+        self.events.step += 1
+        timer = _StepTimer(self.events)
+        plan = self.scheduler.schedule()  # 1  who gets how many tokens this step
+        timer.lap("step.scheduled", "scheduling")
+        try:
+            batch = self.kv.prepare(plan)  # 2  blocks and slots of every token
+            timer.lap("step.prepared", "kv")
+            logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
+            timer.lap("step.forward", "prefill", num_tokens=plan.num_tokens)
+            tokens = self.sampler(logits, self._sample_rows(batch))  # 4  one draw a sequence
+            self._score_prompts(batch, logits)
+            timer.lap("step.sampled", "decode")
+        except Exception as error:
+            return self._fail_step(plan, error)
+        self.scheduler.advance(plan)
+        outputs = self._postprocess(plan, batch, tokens)  # 5  text, stops; frees what is done
+        timer.lap("step.postprocessed", "postprocessing")
+        return outputs
+
+    def _sample_rows(self, batch: StepInput) -> list[SampleRow]:
+        """One draw for each request that has caught up; n draws from one row before a fork."""
+        return [
+            SampleRow(row, entry.request, (entry.request.seed + i) % MAX_SEED)
+            for entry, row in batch.sampled
+            for i in range(1 + entry.request.forks_pending)
+        ]
+
+    def _score_prompts(self, batch: StepInput, logits: Any) -> None:
+        for entry, first, last in batch.prompt_rows:
+            request = entry.request
+            following = request.prompt_token_ids[entry.start + 1 :][: last - first]
+            k = request.params.prompt_logprobs
+            assert k is not None  # only such requests have prompt rows
+            scored = prompt_logprobs(logits[first:last], following, k)
+            self.postprocessor.add_prompt_logprobs(request.group, scored)
+
+    def _postprocess(
+        self, plan: SchedulePlan, batch: StepInput, tokens: Sequence[Sampled]
+    ) -> list[RequestOutput]:
+        queue = iter(tokens)
+        now = self.events.clock()
+        for entry in plan.scheduled:
+            metrics = entry.request.group.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+        touched: dict[str, Request] = {}
+        for entry, _ in batch.sampled:
+            request = entry.request
+            touched[request.group.request_id] = request
+            for sequence in [request, *self._fork_pending(request)]:
+                sampled = next(queue)
+                if sampled.error is not None:
+                    self.kv.withdraw(sequence)
+                if self.postprocessor.accept(sequence, sampled):
+                    self.scheduler.finish(sequence)
+        outputs = (self._output(request) for request in touched.values())
+        return [output for output in outputs if output is not None]
+
+    def _fork_pending(self, request: Request) -> list[Request]:
+        """The prompt is computed: make the other n − 1 sequences, on the same blocks."""
+        children = [
+            request.fork(f"{request.request_id}#{index}", request.group, index)
+            for index in range(1, 1 + request.forks_pending)
+        ]
+        request.forks_pending = 0
+        for child in children:
+            self.scheduler.fork(request, child)
+            self.postprocessor.fork(request, child)
+        return children
+
+    def _fail_step(self, plan: SchedulePlan, error: Exception) -> list[RequestOutput]:
+        self.scheduler.take_back(plan)
+        reason = f"{type(error).__name__}: {error}"
+        groups = {entry.request.group.request_id: entry.request for entry in plan.scheduled}
+        for request in groups.values():
+            request.group.n = len(self.postprocessor.sequences(request.group))
+            for sequence in self.postprocessor.sequences(request.group):
+                if not sequence.finished:
+                    self._end(sequence, "error", reason)
+        outputs = [self._output(request) for request in groups.values()]
+        return [output for output in outputs if output is not None]
+
+    def _end(self, sequence: Request, reason: str, stop_reason: str | None = None) -> None:
+        self.postprocessor.end(sequence, reason, stop_reason)
+        self.scheduler.finish(sequence)
+
+    def _output(self, request: Request) -> RequestOutput | None:
+        output = self.postprocessor.output(request.group)
+        if output is not None and output.finished:
+            del self._requests[request.group.request_id]
+        return output
+
+    # -- the end
+
+    def close(self) -> None:
+        """Abort what is left and let go of the model. Safe to call twice."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _StepTimer:
+    """Reports how long each stage of a step took; does nothing when nobody listens."""
+
+    def __init__(self, events: EventBus) -> None:
+        self._events = events
+        self._last = events.clock() if events else 0.0
+        if events:
+            events.emit("engine", "step.started")
+
+    def lap(self, name: str, stage: str, **data: Any) -> None:
+        if self._events:
+            now = self._events.clock()
+            self._events.emit(stage, name, None, None, duration=now - self._last, **data)
+            self._last = now

@@ -1,0 +1,111 @@
+"""Stages 3 and 4: one forward pass over whatever the plan holds, prefill and decode together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from minifer.config import EngineConfig, ModelConfig
+from minifer.execution.backend import Backend, TorchBackend
+from minifer.execution.forward_batch import ForwardBatch
+from minifer.execution.kv_storage import KVStorage
+from minifer.kv.step_input import StepInput
+
+GIB = 1024**3
+
+
+class Runner(Protocol):
+    """What the engine needs of a model: tests and simulations bring their own."""
+
+    def forward(self, step: StepInput) -> Tensor:
+        """Logits float32 [R, V] of the rows the step asks for."""
+        ...
+
+
+class ModelRunner:
+    """A model, its KV storage and a back end.
+
+    model: `model(batch, kv, backend)` → hidden [T, D]; `model.logits(hidden, backend)` → [R, V].
+    """
+
+    def __init__(
+        self, model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int
+    ) -> None:
+        parameter = next(model.parameters())
+        self.model = model
+        self.device = parameter.device
+        self.backend: Backend = TorchBackend()
+        self._float32_logits = engine.float32_logits
+        self.kv = KVStorage(
+            config.num_kv_slots,
+            num_blocks,
+            engine.block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            parameter.dtype,
+            parameter.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, step: StepInput) -> Tensor:
+        """Copy what copy-on-write asks for, write this step's KV, attend, project to logits."""
+        self.kv.copy_blocks(step.block_copies)
+        batch = ForwardBatch.build(
+            step.token_ids,
+            step.positions,
+            step.slot_mapping,
+            step.query_start,
+            step.seq_lens,
+            step.block_tables,
+            step.logits_rows,
+            step.block_size,
+            self.device,
+        )
+        hidden = self.model(batch, self.kv, self.backend)
+        rows = hidden[batch.logits_rows]
+        return self.model.logits(rows, self.backend, float32=self._float32_logits)
+
+
+def num_kv_blocks(
+    config: ModelConfig, engine: EngineConfig, dtype: torch.dtype, device: str
+) -> int:
+    """How many blocks the pool gets.
+
+    `num_kv_blocks` if set, else what fits into `kv_cache_bytes` (default: min(1 GiB, 40 % of free
+    memory) on a CPU, 90 % of free memory on a GPU), but never more than `max_num_seqs` requests
+    of the model's full length could fill. Raises `ValueError` when not one block fits.
+    """
+    if engine.num_kv_blocks is not None:
+        return engine.num_kv_blocks
+    per_block = KVStorage.bytes_per_block(
+        config.num_kv_slots, engine.block_size, config.num_kv_heads, config.head_dim, dtype
+    )
+    budget = engine.kv_cache_bytes
+    if budget is None:
+        if device.startswith("cuda"):
+            budget = int(0.9 * torch.cuda.mem_get_info(device)[0])
+        else:
+            budget = min(GIB, int(0.4 * free_memory()))
+    if budget < per_block:
+        raise ValueError(
+            f"kv_cache_bytes must hold at least one block of {per_block} bytes, got {budget}"
+        )
+    length = engine.max_model_len or config.max_position_embeddings
+    return min(budget // per_block, engine.max_num_seqs * -(-length // engine.block_size))
+
+
+def free_memory() -> int:
+    """Bytes a new allocation can get without swapping; 2 GiB where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 2 * GIB

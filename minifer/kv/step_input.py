@@ -1,0 +1,75 @@
+"""The plan of a step, laid out flat for the model: still plain Python.
+
+Three requests that compute tokens [0, 3), [7, 8) and [4, 6), blocks of 4 tokens::
+
+    query_start     0           3    4        6
+    token_ids     | a0  a1  a2 | b7 | c4  c5  |
+    positions     |  0   1   2 |  7 |  4   5  |
+    slot_mapping  | block 5    | 2  | block 9 |     slot = block · P + position mod P
+                  | 20 21 22   | 11 | 36  37  |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
+
+
+@dataclass
+class StepInput:
+    """Arguments of `ForwardBatch.build`, and who reads which logits.
+
+    logits_rows: token rows that go through the head, in the order of the logits tensor.
+    sampled: (scheduled request, its row of the logits) for whoever gets a token this step.
+    prompt_rows: (scheduled request, first row, last row + 1 of the logits) for log-probabilities
+    of the prompt: the row of position p scores the token at p + 1.
+    """
+
+    block_size: int
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slot_mapping: list[int] = field(default_factory=list)
+    query_start: list[int] = field(default_factory=lambda: [0])
+    seq_lens: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    logits_rows: list[int] = field(default_factory=list)
+    sampled: list[tuple[ScheduledRequest, int]] = field(default_factory=list)
+    prompt_rows: list[tuple[ScheduledRequest, int, int]] = field(default_factory=list)
+
+
+def prepare(plan: SchedulePlan, block_size: int) -> StepInput:
+    """Flatten a plan. Slots come from the block tables that scheduling has filled."""
+    step = StepInput(block_size)
+    for entry in plan.scheduled:
+        request, table = entry.request, entry.request.block_table
+        first_row = len(step.token_ids)
+        step.token_ids += request.token_ids[entry.start : entry.end]
+        step.positions += range(entry.start, entry.end)
+        step.slot_mapping += [
+            table[p // block_size] * block_size + p % block_size
+            for p in range(entry.start, entry.end)
+        ]
+        step.query_start.append(first_row + entry.num_new)
+        step.seq_lens.append(entry.end)
+        step.block_tables.append(table)
+        step.block_copies += entry.allocation.copies
+        _select_rows(step, entry, first_row)
+    return step
+
+
+def _select_rows(step: StepInput, entry: ScheduledRequest, first_row: int) -> None:
+    """Logits are computed only where somebody reads them: at most places nobody does."""
+    request = entry.request
+    rows = step.logits_rows
+    if request.wants_prompt_logprobs:
+        end = min(entry.end, request.num_prompt_tokens - 1)
+        if end > entry.start:
+            step.prompt_rows.append((entry, len(rows), len(rows) + end - entry.start))
+            rows += range(first_row, first_row + end - entry.start)
+    if entry.is_last_chunk:
+        step.sampled.append((entry, len(rows)))
+        rows.append(first_row + entry.num_new - 1)

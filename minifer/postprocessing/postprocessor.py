@@ -1,0 +1,268 @@
+"""Stage 5: a sampled token becomes text, or the end.
+
+For every token, in this order: append it to its sequence; end tokens and length; detokenize;
+stop strings; hooks; output. Whatever ends a sequence ends only that one.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from minifer.events import EventBus
+from minifer.execution.sampler import Sampled
+from minifer.outputs import CompletionOutput, RequestGroup, RequestOutput, TokenLogprobs
+from minifer.postprocessing.detokenizer import PROMPT_CONTEXT, IncrementalDetokenizer
+from minifer.postprocessing.hooks import TokenHook, finish_hooks, run_hooks
+from minifer.postprocessing.stop_strings import StopStrings
+from minifer.request import OutputKind, Request
+
+Decode = Callable[[list[int], bool], str]  # token ids, skip special tokens → text
+
+
+class SequenceOutput:
+    """The answer of one sequence so far, and what it takes to continue it."""
+
+    def __init__(self, request: Request, decode: Decode | None, hooks: Sequence[TokenHook]) -> None:
+        params = request.params
+        self.request = request
+        self.hooks = list(hooks)
+        self.text = ""
+        self.logprobs: list[TokenLogprobs] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.num_sent_tokens = 0  # of DELTA outputs: how much has been handed out
+        self.num_sent_characters = 0
+        self.detokenizer: IncrementalDetokenizer | None = None
+        if decode is not None and params.detokenize:
+            skip = params.skip_special_tokens
+            tail = request.prompt_token_ids[-PROMPT_CONTEXT:]
+            self.detokenizer = IncrementalDetokenizer(lambda ids: decode(ids, skip), tail)
+        self.stops = StopStrings(list(params.stop or ()), params.include_stop_str_in_output)
+
+    def fork(self, child: Request) -> SequenceOutput:
+        """An independent copy that continues as `child`."""
+        new = copy.copy(self)
+        new.request = child
+        new.hooks = copy.deepcopy(self.hooks)
+        new.logprobs = list(self.logprobs)
+        new.detokenizer, new.stops = copy.copy(self.detokenizer), copy.copy(self.stops)
+        new.num_sent_tokens = new.num_sent_characters = 0
+        return new
+
+    def accept(self, sampled: Sampled) -> None:
+        """Take one sampled token; sets finish_reason when it ends the sequence."""
+        if sampled.error is not None:
+            self.end("error", sampled.error)
+            return
+        request, token_id = self.request, sampled.token_id
+        request.token_ids.append(token_id)
+        if sampled.logprobs is not None:
+            self.logprobs.append(sampled.logprobs)
+            self.cumulative_logprob += sampled.logprob or 0.0
+        armed = request.num_output_tokens > request.params.min_tokens
+        reason, stop_reason = self._token_end(token_id, armed)
+        text = self._detokenize(token_id, reason)
+        text = self.stops.push(text, armed=armed)
+        if self.stops.hit is not None:
+            reason, stop_reason = "stop", self.stops.hit
+        verdict = run_hooks(self.hooks, token_id, text)
+        self.text += verdict.text
+        if reason is None and verdict.finish_reason is not None:
+            reason, stop_reason = verdict.finish_reason, verdict.stop_reason
+        if reason is not None:
+            self.end(reason, stop_reason)
+
+    def _token_end(self, token_id: int, armed: bool) -> tuple[str | None, int | None]:
+        """Does this token end the sequence? An end token wins over the length."""
+        request, params = self.request, self.request.params
+        if armed and token_id in request.eos_token_ids:
+            return "stop", None
+        if armed and token_id in params.stop_token_ids:
+            return "stop", token_id
+        if request.num_output_tokens == params.max_tokens:
+            return "length", None
+        if request.num_tokens >= request.max_total_tokens:
+            return "length", None
+        return None, None
+
+    def _detokenize(self, token_id: int, reason: str | None) -> str:
+        """The text of a token; a token that stops is not part of the text unless asked for."""
+        if self.detokenizer is None:
+            return ""
+        if reason == "stop" and not self.request.params.include_stop_str_in_output:
+            return ""
+        return self.detokenizer.push(token_id)
+
+    def end(self, reason: str, stop_reason: str | int | None = None) -> None:
+        """Finish, releasing the text that was held back and turned out to be only text."""
+        rest = ""
+        if self.stops.hit is None:
+            armed = self.request.num_output_tokens > self.request.params.min_tokens
+            tail = self.detokenizer.flush() if self.detokenizer else ""
+            rest = self.stops.flush(tail, armed=armed)
+            if self.stops.hit is not None and reason == "length":
+                reason, stop_reason = "stop", self.stops.hit
+        # Set before the hooks run: one that raises must not leave the sequence open.
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        self.text += finish_hooks(self.hooks, rest)
+
+    def fail(self, error: BaseException) -> None:
+        """A fault in this sequence's own text or hooks: end it, ask them nothing more."""
+        self.hooks = []
+        self.finish_reason = "error"
+        self.stop_reason = "".join(traceback.format_exception_only(error)).strip()
+
+    def completion(self, kind: OutputKind) -> CompletionOutput:
+        """This sequence as the caller sees it: all of it, or what is new since the last call."""
+        tokens, characters = 0, 0
+        if kind is OutputKind.DELTA:
+            tokens, characters = self.num_sent_tokens, self.num_sent_characters
+            self.num_sent_tokens = self.request.num_output_tokens
+            self.num_sent_characters = len(self.text)
+        wanted = self.request.params.logprobs is not None
+        first = self.request.num_prompt_tokens + tokens
+        return CompletionOutput(
+            index=self.request.index,
+            text=self.text[characters:],
+            token_ids=self.request.token_ids[first:],
+            logprobs=self.logprobs[tokens:] if wanted else None,
+            cumulative_logprob=self.cumulative_logprob if wanted else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class Postprocessor:
+    """All sequences' outputs. `decode` is None for an engine without a tokenizer."""
+
+    def __init__(self, decode: Decode | None, events: EventBus) -> None:
+        self._decode = decode
+        self._events = events
+        self._groups: dict[RequestGroup, list[SequenceOutput]] = {}
+        self._pieces: dict[int, str] = {}  # text of single tokens, for logprobs
+
+    def open(self, request: Request, hooks: Sequence[TokenHook] = ()) -> None:
+        """Begin with a request's first sequence."""
+        self._groups[request.group] = [SequenceOutput(request, self._decode, hooks)]
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child`'s output begin as a copy of the parent's."""
+        self._groups.setdefault(child.group, []).append(self._of(parent).fork(child))
+
+    def sequences(self, group: RequestGroup) -> list[Request]:
+        return [sequence.request for sequence in self._groups[group]]
+
+    def _of(self, request: Request) -> SequenceOutput:
+        return next(s for s in self._groups[request.group] if s.request is request)
+
+    def accept(self, request: Request, sampled: Sampled) -> bool:
+        """Take one token of one sequence; True when that ended it."""
+        sequence = self._of(request)
+        before = len(sequence.text)
+        try:
+            sequence.accept(self._with_pieces(sampled))
+        except Exception as error:  # a hook's or decoder's fault stays with its request
+            sequence.fail(error)
+        self._count(sequence)
+        if self._events and sampled.error is None:
+            self._report(sequence, sampled.token_id, before)
+        return self._ended(sequence)
+
+    def end(self, request: Request, reason: str, stop_reason: str | None = None) -> None:
+        """End a sequence from outside: an abort, or an error of the step."""
+        sequence = self._of(request)
+        try:
+            sequence.end(reason, stop_reason)
+        except Exception as error:
+            sequence.fail(error)
+        self._ended(sequence)
+
+    def add_prompt_logprobs(self, group: RequestGroup, scored: Iterable[TokenLogprobs]) -> None:
+        if group.prompt_logprobs is not None:
+            group.prompt_logprobs += [self._name_tokens(position) for position in scored]
+
+    def output(self, group: RequestGroup) -> RequestOutput | None:
+        """What the caller gets after a step; None when there is nothing to say yet.
+
+        The last sequence to finish takes the group with it.
+        """
+        sequences = self._groups[group]
+        finished = all(s.finish_reason is not None for s in sequences)
+        finished = finished and len(sequences) == group.n
+        kind = sequences[0].request.params.output_kind
+        if kind is OutputKind.FINAL_ONLY and not finished:
+            return None
+        if finished:
+            del self._groups[group]
+        if kind is OutputKind.DELTA:  # one that had its last chunk says no more
+            sequences = [s for s in sequences if not s.request.reported]
+        completions = [s.completion(kind) for s in sequences]
+        for sequence in sequences:
+            sequence.request.reported = sequence.finish_reason is not None
+        return RequestOutput(
+            request_id=group.request_id,
+            prompt=group.prompt,
+            prompt_token_ids=sequences[0].request.prompt_token_ids if sequences else [],
+            outputs=sorted(completions, key=lambda c: c.index),
+            finished=finished,
+            num_cached_tokens=group.num_cached_tokens,
+            prompt_logprobs=group.prompt_logprobs,
+            metrics=group.metrics,
+        )
+
+    def _count(self, sequence: SequenceOutput) -> None:
+        metrics, now = sequence.request.group.metrics, self._events.clock()
+        if metrics.first_token_time is None:
+            metrics.first_token_time = now
+        metrics.last_token_time = now
+        metrics.num_output_tokens = max(
+            metrics.num_output_tokens, sequence.request.num_output_tokens
+        )
+
+    def _ended(self, sequence: SequenceOutput) -> bool:
+        if sequence.finish_reason is None:
+            return False
+        request = sequence.request
+        request.group.num_finished += 1
+        if request.group.num_finished == request.group.n:
+            request.group.metrics.finished_time = self._events.clock()
+        if self._events:
+            self._events.emit(
+                "postprocessing",
+                "request.finished",
+                request.request_id,
+                finish_reason=sequence.finish_reason,
+                stop_reason=sequence.stop_reason,
+            )
+        return True
+
+    def _report(self, sequence: SequenceOutput, token_id: int, before: int) -> None:
+        request, emit = sequence.request, self._events.emit
+        span = (request.num_tokens - 1, request.num_tokens)
+        emit("decode", "token.sampled", request.request_id, span, token_id=token_id)
+        new = sequence.text[before:]
+        if new:
+            emit("postprocessing", "text.released", request.request_id, span, text=new)
+        elif sequence.finish_reason is None:
+            held = sequence.stops.held
+            emit("postprocessing", "text.held_back", request.request_id, span, held=held)
+
+    def _with_pieces(self, sampled: Sampled) -> Sampled:
+        if sampled.logprobs is None:
+            return sampled
+        return replace(sampled, logprobs=self._name_tokens(sampled.logprobs))
+
+    def _name_tokens(self, logprobs: TokenLogprobs) -> TokenLogprobs:
+        """Fill in `decoded_token`."""
+        if self._decode is None:
+            return logprobs
+        for token_id in logprobs.keys() - self._pieces.keys():
+            self._pieces[token_id] = self._decode([token_id], False)
+        return {
+            token_id: replace(entry, decoded_token=self._pieces[token_id])
+            for token_id, entry in logprobs.items()
+        }

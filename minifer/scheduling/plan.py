@@ -1,0 +1,47 @@
+"""What one step will do: who computes how many tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from minifer.kv.manager import Allocation
+from minifer.request import Request
+
+
+@dataclass
+class ScheduledRequest:
+    """One request's share of a step: its tokens [start, start + num_new)."""
+
+    request: Request
+    start: int
+    num_new: int
+    allocation: Allocation
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_new
+
+    @property
+    def is_last_chunk(self) -> bool:
+        """True when the step computes the request's newest token, so a next one is sampled."""
+        return self.end == self.request.num_tokens
+
+
+@dataclass
+class SchedulePlan:
+    """One step: `scheduled` in batch order, and who had to give up its blocks for it."""
+
+    step: int
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(entry.num_new for entry in self.scheduled)
+
+    def tokens_by_request(self) -> dict[str, int]:
+        """request id → tokens this step, in batch order."""
+        return {entry.request.request_id: entry.num_new for entry in self.scheduled}
+
+    def __bool__(self) -> bool:
+        return bool(self.scheduled)

@@ -1,0 +1,146 @@
+"""Who is next, and who goes first when memory runs out.
+
+A policy is a waiting queue and a choice of victim. The scheduler asks for the head, admits or
+leaves it, and never looks further: a request that does not fit is not overtaken.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from minifer.request import Request
+
+LPM_LIMIT = 128  # SGLang: with more waiting, sorting by prefix costs more than it saves
+
+
+class Policy(Protocol):
+    """A queue of waiting requests with an opinion."""
+
+    def add(self, request: Request) -> None: ...
+
+    def put_back(self, request: Request) -> None:
+        """Return a preempted request."""
+        ...
+
+    def head(self) -> Request: ...
+
+    def remove(self, request: Request) -> None: ...
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        """Who of the running gives up its blocks."""
+        ...
+
+    def outranks(self, waiting: Request, running: Request) -> bool:
+        """May `waiting` take the place of `running`?"""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+
+class FCFS:
+    """First come, first served. The last to start running is the first to be preempted."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Request] = deque()
+
+    def add(self, request: Request) -> None:
+        self._queue.append(request)
+
+    def put_back(self, request: Request) -> None:
+        self._queue.appendleft(request)
+
+    def head(self) -> Request:
+        return self._queue[0]
+
+    def remove(self, request: Request) -> None:
+        if self._queue and self._queue[0] is request:
+            self._queue.popleft()
+        else:
+            self._queue.remove(request)
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        return running[-1]
+
+    def outranks(self, waiting: Request, running: Request) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._queue)
+
+
+class Priority:
+    """The smallest `priority` first, then the oldest; waiting counts.
+
+    ageing_steps: steps of waiting worth one priority level, None for no ageing. All wait at the
+    same speed, so the order by (priority − waited / ageing_steps) is the order by
+    (priority · ageing_steps + arrival), which never changes: a heap needs no re-sorting.
+
+    Who runs is judged by plain priority: a strictly more important request may take the place of
+    the least important one, an aged one may not.
+    """
+
+    def __init__(self, ageing_steps: int | None = None) -> None:
+        self._ageing = ageing_steps
+        self._heap: list[tuple[float, float, int, Request]] = []
+        self._count = 0
+
+    def add(self, request: Request) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (*self._rank(request), self._count, request))
+
+    put_back = add
+
+    def _rank(self, request: Request) -> tuple[float, float]:
+        priority, arrival = request.params.priority, request.arrival
+        if self._ageing is None:
+            return (priority, arrival)
+        return (priority * self._ageing + request.arrival_step, arrival)
+
+    def head(self) -> Request:
+        return self._heap[0][-1]
+
+    def remove(self, request: Request) -> None:
+        if self._heap[0][-1] is request:
+            heapq.heappop(self._heap)
+        else:
+            self._heap = [item for item in self._heap if item[-1] is not request]
+            heapq.heapify(self._heap)
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        return max(running, key=lambda r: (r.params.priority, r.arrival, r.index))
+
+    def outranks(self, waiting: Request, running: Request) -> bool:
+        return waiting.params.priority < running.params.priority
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (item[-1] for item in sorted(self._heap, key=lambda item: item[:3]))
+
+
+class LongestPrefixFirst(FCFS):
+    """The longest cached prefix first (SGLang's `lpm`), so that hits come before evictions.
+
+    Falls back to first come, first served while more than `LPM_LIMIT` requests wait. It starves
+    requests without a prefix as long as others with one keep coming.
+
+    cached_tokens: length of a request's cached prefix in tokens.
+    """
+
+    def __init__(self, cached_tokens: Callable[[Request], int]) -> None:
+        super().__init__()
+        self._cached_tokens = cached_tokens
+
+    def head(self) -> Request:
+        if len(self._queue) > LPM_LIMIT:
+            return self._queue[0]
+        return max(self._queue, key=self._cached_tokens)  # the earliest among equals

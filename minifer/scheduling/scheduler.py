@@ -1,0 +1,190 @@
+"""Stage 1: who gets how many tokens this step.
+
+There is no prefill phase and no decode phase. Every request has `num_computed_tokens` and
+`num_tokens`, and a step hands out a budget of tokens to let the first catch up with the second.
+Decode (one token behind), chunked prefill, resuming after a preemption and a prefix hit are all
+answers to one question: how many new tokens for this request?
+"""
+
+from __future__ import annotations
+
+from minifer.config import EngineConfig
+from minifer.events import EventBus
+from minifer.kv.manager import KVCacheManager
+from minifer.request import Request, RequestStatus
+from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
+from minifer.scheduling.policies import FCFS, LongestPrefixFirst, Policy, Priority
+
+
+class Scheduler:
+    """Waiting and running requests, and the plan of the next step. No tensors.
+
+    A request takes one seat of `max_num_seqs` while it runs, one with n > 1 takes n from its
+    admission on. It owns blocks only while it runs: preemption gives up all of them, and the
+    request computes its tokens again later (they usually hit the prefix cache).
+    """
+
+    def __init__(
+        self, config: EngineConfig, kv: KVCacheManager, events: EventBus | None = None
+    ) -> None:
+        self.config = config
+        self.kv = kv
+        self.running: list[Request] = []
+        self.waiting: Policy = self._make_policy()
+        self.num_preemptions = 0
+        self._events = events if events is not None else EventBus()
+        self._step = 0
+        self._arrivals = 0
+
+    def _make_policy(self) -> Policy:
+        if self.config.scheduling_policy == "priority":
+            return Priority(self.config.priority_ageing_steps)
+        if self.config.scheduling_policy == "lpm":
+            return LongestPrefixFirst(lambda r: len(self.kv.find_cached(r)))
+        return FCFS()
+
+    # -- requests come and go
+
+    def add(self, request: Request) -> None:
+        """Put an admitted request into the queue."""
+        self._arrivals += 1
+        request.arrival, request.arrival_step = self._arrivals, self._step
+        self.waiting.add(request)
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, at any moment, and give back its blocks. Twice is once."""
+        if request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+        elif request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+            self.kv.free(request)
+        request.status = RequestStatus.FINISHED
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child` run on from a running parent's tokens, sharing its blocks."""
+        self.kv.fork(parent, child)
+        child.status, child.arrival = RequestStatus.RUNNING, parent.arrival
+        child.num_computed_tokens = parent.num_computed_tokens
+        self.running.insert(self.running.index(parent) + max(1, child.index), child)
+
+    @property
+    def seats_taken(self) -> int:
+        return sum(_seats(request) for request in self.running)
+
+    # -- one step
+
+    def schedule(self) -> SchedulePlan:
+        """Hand out the token budget: running requests first, then waiting ones.
+
+        Nobody is admitted in a step that had to preempt for memory. Publishes and allocates
+        blocks as it goes; `advance` or `take_back` ends what it began.
+        """
+        self._step += 1
+        plan = SchedulePlan(self._step)
+        if self.waiting:
+            self._make_room(plan)
+        budget = self._schedule_running(plan, self.config.max_num_batched_tokens)
+        if budget is not None:
+            self._schedule_waiting(plan, budget)
+        return plan
+
+    def _schedule_running(self, plan: SchedulePlan, budget: int) -> int | None:
+        """Returns what is left of the budget, or None when somebody was preempted."""
+        preempted = False
+        for request in list(self.running):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted by one before it
+            num_new = self._num_new(request, request.num_computed_tokens, budget)
+            if num_new == 0:
+                break
+            while not self.kv.can_allocate(request, num_new):
+                victim = self.waiting.victim(self.running)
+                budget += self._preempt(victim, plan)
+                preempted = True
+                if victim is request:
+                    break
+            else:
+                self._schedule(request, num_new, plan)
+                budget -= num_new
+        return None if preempted else budget
+
+    def _schedule_waiting(self, plan: SchedulePlan, budget: int) -> None:
+        while self.waiting and budget > 0:
+            request = self.waiting.head()
+            if self.seats_taken + _seats(request) > self.config.max_num_seqs:
+                break
+            cached = self.kv.find_cached(request)
+            num_cached = len(cached) * self.kv.block_size
+            num_new = self._num_new(request, num_cached, budget)
+            if not self.kv.can_allocate(request, num_new, cached):
+                break
+            self.waiting.remove(request)
+            request.status = RequestStatus.RUNNING
+            self.running.append(request)
+            self.kv.count_lookup(request, num_cached)
+            self._schedule(request, num_new, plan, cached)
+            budget -= num_new
+
+    def _num_new(self, request: Request, computed: int, budget: int) -> int:
+        chunk = self.config.max_prefill_chunk or budget
+        return min(request.num_tokens - computed, chunk, budget)
+
+    def _schedule(
+        self, request: Request, num_new: int, plan: SchedulePlan, cached: list[int] | None = None
+    ) -> None:
+        allocation = self.kv.allocate(request, num_new, cached or ())
+        start = request.num_computed_tokens
+        plan.scheduled.append(ScheduledRequest(request, start, num_new, allocation))
+        if self._events:
+            span = (start, start + num_new)
+            self._events.emit("scheduling", "request.scheduled", request.request_id, span)
+
+    def _make_room(self, plan: SchedulePlan) -> None:
+        """Let a strictly more important waiting request take seats and blocks of lesser ones."""
+        head = self.waiting.head()
+        while self.running:
+            victim = self.waiting.victim(self.running)
+            if not self.waiting.outranks(head, victim):
+                return
+            cached = self.kv.find_cached(head)
+            computed = len(cached) * self.kv.block_size
+            num_new = self._num_new(head, computed, self.config.max_num_batched_tokens)
+            seats = self.seats_taken + _seats(head) <= self.config.max_num_seqs
+            if seats and self.kv.can_allocate(head, num_new, cached):
+                return
+            self._preempt(victim, plan)
+
+    def _preempt(self, request: Request, plan: SchedulePlan) -> int:
+        """Back to the queue without blocks; returns the budget it had been given this step."""
+        freed = 0
+        for entry in plan.scheduled:
+            if entry.request is request:
+                self.kv.take_back(entry.allocation)
+                freed = entry.num_new
+        plan.scheduled = [entry for entry in plan.scheduled if entry.request is not request]
+        plan.preempted.append(request)
+        self.running.remove(request)
+        self.kv.free(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.group.metrics.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.put_back(request)
+        if self._events:
+            self._events.emit("scheduling", "request.preempted", request.request_id)
+        return freed
+
+    def advance(self, plan: SchedulePlan) -> None:
+        """The step has been computed: its tokens are in the cache."""
+        for entry in plan.scheduled:
+            entry.request.num_computed_tokens = entry.end
+
+    def take_back(self, plan: SchedulePlan) -> None:
+        """The step was not computed: what it published must not be found."""
+        for entry in plan.scheduled:
+            self.kv.take_back(entry.allocation)
+
+
+def _seats(request: Request) -> int:
+    return 1 + request.forks_pending

@@ -1,0 +1,102 @@
+"""Stand-ins that let a test drive one stage alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minifer.config import EngineConfig
+from minifer.events import EventBus, ListSink
+from minifer.kv.invariants import check_invariants
+from minifer.kv.manager import KVCacheManager
+from minifer.kv.prefix_key import sha256
+from minifer.outputs import RequestGroup
+from minifer.request import Request, SamplingParams
+from minifer.scheduling.plan import SchedulePlan
+from minifer.scheduling.scheduler import Scheduler
+
+
+def make_request(
+    request_id: str, prompt: Sequence[int], max_tokens: int = 16, **params: object
+) -> Request:
+    """A request as admission would build it, without limits."""
+    checked = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+    group = RequestGroup(request_id, None, checked.n)
+    return Request(request_id, list(prompt), checked, group, forks_pending=checked.n - 1)
+
+
+class ScheduleDriver:
+    """Scheduler and KV manager without a model: whoever has caught up gets token 7.
+
+    Checks every invariant after every step.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 4, hash_function=sha256, **config):
+        self.sink = ListSink()
+        events = EventBus(self.sink, clock=lambda: 0.0)
+        self.config = EngineConfig(
+            block_size=block_size, num_kv_blocks=num_blocks, **{"max_num_seqs": 16, **config}
+        )
+        self.kv = KVCacheManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=self.config.enable_prefix_caching,
+            index=self.config.prefix_index,
+            hash_function=hash_function,
+            events=events,
+        )
+        self.scheduler = Scheduler(self.config, self.kv, events)
+        self.requests: list[Request] = []
+
+    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 16, **params):
+        request = make_request(request_id, prompt, max_tokens, **params)
+        self.requests.append(request)
+        self.scheduler.add(request)
+        return request
+
+    def step(self, token: int = 7) -> SchedulePlan:
+        plan = self.scheduler.schedule()
+        self.check_plan(plan)
+        self.scheduler.advance(plan)
+        for entry in plan.scheduled:
+            request = entry.request
+            if request.num_computed_tokens == request.num_tokens:
+                request.token_ids.append(token)
+                if request.num_output_tokens == request.params.max_tokens:
+                    self.scheduler.finish(request)
+        self.check()
+        return plan
+
+    def tokens(self) -> dict[str, int]:
+        """One step; who computed how many tokens."""
+        return self.step().tokens_by_request()
+
+    def run(self, limit: int = 1000) -> list[dict[str, int]]:
+        """Steps until nobody is left; fails when `limit` steps are not enough."""
+        steps = []
+        while self.scheduler.running or self.scheduler.waiting:
+            assert len(steps) < limit, "no end in sight"
+            steps.append(self.tokens())
+        return steps
+
+    def tables(self) -> list[list[int]]:
+        return [list(request.block_table) for request in self.requests]
+
+    @property
+    def free_order(self) -> list[int]:
+        return list(self.kv.pool.free_queue)
+
+    def check(self) -> None:
+        check_invariants(self.kv, self.requests)
+        if not self.scheduler.running:
+            assert self.kv.pool.num_free == self.kv.pool.num_blocks
+
+    def check_plan(self, plan: SchedulePlan) -> None:
+        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        assert self.scheduler.seats_taken <= self.config.max_num_seqs
+        ids = [entry.request.request_id for entry in plan.scheduled]
+        assert len(ids) == len(set(ids)) <= self.config.max_num_seqs
+        assert all(entry.num_new >= 1 for entry in plan.scheduled)
+        assert all(entry.start == entry.request.num_computed_tokens for entry in plan.scheduled)
+        assert all(entry.end <= entry.request.num_tokens for entry in plan.scheduled)
+        if self.scheduler.running or self.scheduler.waiting:
+            assert plan.scheduled, "a step that moves nobody"
