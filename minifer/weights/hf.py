@@ -1,0 +1,169 @@
+"""Hugging Face model directories: read one into a model, write a model into one.
+
+A directory holds `config.json`, the tensors in `model.safetensors` (or in shards listed by
+`model.safetensors.index.json`), and often `generation_config.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minifer.config import ModelConfig
+from minifer.models.registry import build_model
+from minifer.weights.hf_config import config_from_hf, config_to_hf, token_ids
+from minifer.weights.loading import LoadableModel, load_weights
+
+__all__ = ["config_from_hf", "config_to_hf", "load_generation_defaults", "load_hf", "save_hf"]
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def load_hf(
+    path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> tuple[Any, ModelConfig]:
+    """Build the model of a directory in `dtype` (None: the checkpoint's) and fill it.
+
+    The files are mapped and copied tensor by tensor: what is held twice is one tensor. The
+    configuration's `eos_token_ids` are those of `load_generation_defaults`.
+
+    Raises `ValueError`: no such directory; a file that is missing or torn; whatever
+    `config_from_hf` and `load_weights` refuse.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ValueError(f"there is no model directory {str(folder)!r}; check the path")
+    source = folder / "config.json"
+    config = config_from_hf(_read_json(source), str(source))
+    config = replace(config, eos_token_ids=load_generation_defaults(folder)["eos_token_ids"])
+    files = _weight_files(folder)
+    model = build_model(config, dtype or getattr(torch, config.dtype), device)
+    load_weights(model, _tensors(files))
+    return model, config
+
+
+def load_generation_defaults(path: str | Path) -> dict[str, Any]:
+    """What the model's makers set for generation: `eos_token_ids` and sampling fields.
+
+    The end tokens are the union of `generation_config.json`'s and `config.json`'s, in this order
+    (the tokenizer's own is joined by whoever holds one). Of temperature, top_k, top_p, min_p and
+    repetition_penalty the dictionary holds those that the file sets.
+    """
+    folder = Path(path)
+    generation: dict[str, Any] = {}
+    if (folder / "generation_config.json").exists():
+        generation = _read_json(folder / "generation_config.json")
+    config = _read_json(folder / "config.json")
+    ends = token_ids(generation.get("eos_token_id")) + token_ids(config.get("eos_token_id"))
+    defaults: dict[str, Any] = {"eos_token_ids": tuple(dict.fromkeys(ends))}
+    for key in _SAMPLING:
+        if generation.get(key) is not None:
+            defaults[key] = generation[key]
+    return defaults
+
+
+def save_hf(path: str | Path, model: LoadableModel, config: ModelConfig) -> None:
+    """Write `config.json` and `model.safetensors`, unfused, as other engines read them.
+
+    Each file is written under a temporary name and renamed, the configuration last: a directory
+    with a `config.json` is complete. `torch_dtype` is that of the model's weights.
+
+    Raises `ValueError` when the architecture cannot express the configuration.
+    """
+    folder = Path(path)
+    tensors = {
+        part.name: model.get_parameter(part.parameter).detach()[part.start : part.stop]
+        for part in model.weight_parts()
+    }
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    text = json.dumps(config_to_hf(replace(config, dtype=dtype)), indent=2) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{_SINGLE}.{os.getpid()}.tmp"
+    try:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+        temporary.replace(folder / _SINGLE)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(folder / "config.json")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{file} is missing; a model directory needs config.json and safetensors files"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not valid JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} must hold a JSON object; download it again")
+    return value
+
+
+def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
+    """Files to read → the tensors the index promises in each (None: all there are)."""
+    if (folder / _SINGLE).exists():
+        return {folder / _SINGLE: None}
+    if (folder / _INDEX).exists():
+        index = _read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(index, dict) or not index:
+            raise ValueError(f"{folder / _INDEX} has no 'weight_map'; download it again")
+        shards: dict[Path, list[str] | None] = {
+            folder / shard: [name for name in index if index[name] == shard]
+            for shard in sorted(set(index.values()))
+        }
+        missing = [file.name for file in shards if not file.exists()]
+        if missing:
+            raise ValueError(
+                f"{folder} lacks {', '.join(missing)}, named in {_INDEX}; download what is missing"
+            )
+        return shards
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return {found[0]: None}
+    if found:
+        raise ValueError(
+            f"{folder} holds {len(found)} safetensors files but no {_INDEX}, which says what "
+            "belongs to the model; download it too"
+        )
+    pickled = sorted(f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth"))
+    if pickled:
+        raise ValueError(
+            f"{folder} holds pickled weights only ({pickled[0]}); unpickling can run any code, so "
+            "minifer reads safetensors. Take a revision that has them, or convert with "
+            "transformers: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
+        )
+    raise ValueError(f"{folder} holds no safetensors files; download the model's weights")
+
+
+def _tensors(files: dict[Path, list[str] | None]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the files, mapped, one at a time. Raises `ValueError` for a torn file."""
+    for file, promised in files.items():
+        try:
+            with safe_open(file, framework="pt", device="cpu") as shard:
+                names = list(shard.keys())
+                absent = sorted(set(promised or ()) - set(names))
+                if absent:
+                    raise ValueError(
+                        f"{file} lacks {absent[0]} and {len(absent) - 1} more tensors that "
+                        f"{_INDEX} places there; download both again"
+                    )
+                for name in names if promised is None else promised:
+                    yield name, shard.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file} is torn or not a safetensors file ({error}); download it again"
+            ) from error
