@@ -168,7 +168,9 @@ class Engine:
         group = RequestGroup(new_request_id, parent.group.prompt)
         group.metrics.arrival_time = self.events.clock()
         child = parent.fork(new_request_id, group)
-        child.seed = derive_seed(self._seed, self._num_admitted) if seed is None else seed % MAX_SEED
+        if seed is None:
+            seed = derive_seed(self._seed, self._num_admitted)
+        child.seed = seed % MAX_SEED
         self._num_admitted += 1
         self._requests[new_request_id] = child
         self.postprocessor.fork(parent, child)
