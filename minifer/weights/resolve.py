@@ -1,0 +1,151 @@
+"""From the name a user gives to a model that can run: the one entrance the engine uses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minifer.config import DTYPES, ModelConfig
+from minifer.text.tokenizer import Tokenizer
+from minifer.weights.gguf import GGUFFile, build_from_gguf, config_from_gguf
+from minifer.weights.gguf_tokenizer import tokenizer_from_gguf
+from minifer.weights.hf import load_generation_defaults, load_hf
+from minifer.weights.pull import PullError, hub_download, pulled_model
+
+DEFAULT_NAMES = ("default", "smollm2")
+TINY_NAMES = ("tiny", "minifer-tiny")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """path: a Hugging Face folder or a .gguf file. notice: what a user should know, or None."""
+
+    path: Path
+    notice: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and everything its checkpoint says about using it.
+
+    generation_defaults: sampling fields the makers recommend (`temperature`, `top_p`, …).
+    eos_token_ids: all tokens that end a reply, by generation_config, config or tokenizer.
+    """
+
+    model: Any
+    config: ModelConfig
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    path: Path
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    notice: str | None = None
+
+
+def resolve_model(name_or_path: str | Path) -> ResolvedModel:
+    """Find a model: a short name, a folder, a .gguf file, or a hub id "org/name".
+
+    `default` (or `smollm2`) is what `minifer pull` fetched; before that, the bundled
+    `minifer-tiny` steps in with a notice. A path that exists wins over a hub id.
+
+    Raises `ValueError` saying what was looked for and what to do.
+    """
+    name = str(name_or_path)
+    if name in TINY_NAMES:
+        return ResolvedModel(_bundled_tiny())
+    if name in DEFAULT_NAMES:
+        if (pulled := pulled_model()) is not None:
+            return ResolvedModel(pulled)
+        return ResolvedModel(
+            _bundled_tiny(),
+            "SmolLM2-135M-Instruct was not pulled yet, using the bundled minifer-tiny, which "
+            "writes toy text: run `minifer pull` for the real one",
+        )
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return ResolvedModel(_in_folder(path))
+    if path.suffix == ".gguf":
+        return ResolvedModel(path)  # whether it exists is the reader's first question
+    if path.exists():
+        raise ValueError(f"model {name!r} is a file, but not a .gguf file; give its folder")
+    if _HUB_ID.fullmatch(name):
+        try:
+            return ResolvedModel(hub_download(name))
+        except PullError as error:
+            raise ValueError(f"there is no folder {name!r}, and as a hub model: {error}") from error
+    raise ValueError(
+        f"model {name!r} is neither a short name ({', '.join(DEFAULT_NAMES + TINY_NAMES)}) nor a "
+        "folder or .gguf file that exists, nor a hub id of the form org/name"
+    )
+
+
+def load_model(
+    name_or_path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu"
+) -> LoadedModel:
+    """Resolve a name and load model, tokenizer and generation defaults.
+
+    dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, the checkpoint's on any
+    other device. device: "auto" takes a GPU when there is one. Raises `ValueError`.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if dtype == "auto":
+        wanted = torch.float32 if device.type == "cpu" else None
+    else:
+        wanted = getattr(torch, dtype)
+    resolved = resolve_model(name_or_path)
+    defaults: dict[str, Any] = {}
+    if resolved.path.suffix == ".gguf":
+        file = GGUFFile(resolved.path)
+        config = config_from_gguf(file)
+        model = build_from_gguf(file, config, wanted, device)
+        tokenizer = tokenizer_from_gguf(file)
+    else:
+        model, config = load_hf(resolved.path, wanted, device)
+        tokenizer = Tokenizer.from_dir(resolved.path)
+        defaults = load_generation_defaults(resolved.path)
+    ends = {*defaults.pop("eos_token_ids", ()), *config.eos_token_ids, tokenizer.eos_token_id}
+    return LoadedModel(
+        model=model,
+        config=config,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset(end for end in ends if end is not None),
+        path=resolved.path,
+        generation_defaults=defaults,
+        notice=resolved.notice,
+    )
+
+
+def _bundled_tiny() -> Path:
+    """The folder of the model inside the wheel."""
+    folder = Path(str(resources.files("minifer") / "assets" / "minifer-tiny"))
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"the bundled model is missing from {folder}: reinstall minifer, or run `minifer pull`"
+        )
+    return folder
+
+
+def _in_folder(folder: Path) -> Path:
+    """A Hugging Face folder, or the single GGUF model a folder holds."""
+    if (folder / "config.json").is_file():
+        return folder
+    models = [f for f in sorted(folder.glob("*.gguf")) if not _later_part(f)]
+    if len(models) == 1:
+        return models[0]
+    found = f"{len(models)} GGUF files (name the one you want)" if models else "no config.json"
+    raise ValueError(f"folder {folder} is not a model: it holds {found}")
+
+
+def _later_part(file: Path) -> bool:
+    """Part 2, 3, … of a split model: found through part 1."""
+    part = re.search(r"-(\d{5})-of-\d{5}\.gguf$", file.name)
+    return part is not None and int(part[1]) > 1
