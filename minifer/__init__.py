@@ -6,7 +6,6 @@ Public names are imported on first use, so that `import minifer` costs no torch.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from minifer.outputs import CompletionOutput, RequestOutput
     from minifer.request import SamplingParams
 
-try:
-    __version__ = version("minifer")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0+source"
+    __version__: str
 
 _HOMES = {
     "LLM": "minifer.llm",
@@ -49,7 +45,18 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "__version__":
+        return _version()
     raise AttributeError(f"module 'minifer' has no attribute {name!r}")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # half of an import's time
+
+    try:
+        return version("minifer")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0.0.0+source"
 
 
 def __dir__() -> list[str]:

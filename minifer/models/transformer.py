@@ -15,16 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minifer.config import ModelConfig
-from minifer.execution.backend import Backend
-from minifer.execution.forward_batch import ForwardBatch
-from minifer.execution.kv_storage import KVStorage
 from minifer.models.rope import RotaryEmbedding
+
+if TYPE_CHECKING:  # a model is handed these; it builds none of them
+    from minifer.execution.backend import Backend
+    from minifer.execution.forward_batch import ForwardBatch
+    from minifer.execution.kv_storage import KVStorage
 
 
 @dataclass(frozen=True)
