@@ -1,14 +1,13 @@
 """Settings of every test process, made before torch is imported."""
 
 import os
+from pathlib import Path
+
+import pytest
 
 # The models of the tests are so small that handing work to a second thread costs more than the
 # work; and one thread adds numbers in one order.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-from pathlib import Path  # noqa: E402
-
-import pytest  # noqa: E402
 
 
 @pytest.fixture(scope="session")
