@@ -1,0 +1,71 @@
+"""Token hooks: what may look at a sequence's tokens and text before the caller does.
+
+Guards against repetition, safety checks that hold text back until it is judged, breakers for tool
+calls: each is a hook, and a new one needs no change to the engine. The text goes through them in
+order, after stop strings have taken their part::
+
+    detokenizer → stop strings → hook 0 → hook 1 → ... → caller
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class HookVerdict:
+    """What a hook decides about one token.
+
+    text: what may be released now: the text it was given, less of it (the rest is held by the
+        hook), or that with text held earlier.
+    finish_reason: None to go on; else the sequence ends with it, and with stop_reason.
+    """
+
+    text: str
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class TokenHook(Protocol):
+    """Watches one sequence. It may keep state, so every sequence gets its own instances.
+
+    A hook that raises fails its own request, and no other.
+    """
+
+    def on_token(self, token_id: int, text: str) -> HookVerdict:
+        """Called once for each sampled token, in order, also when text is "".
+
+        text: what is about to be released; it may belong to earlier tokens too, or be only the
+        part of this one's that is not held back.
+        """
+        ...
+
+    def on_finish(self, text: str) -> str:
+        """Called once, when the sequence has ended for whatever reason.
+
+        text: the last text, which no `on_token` has seen. Returns what is released after it all:
+        held text and text that are fine. A hook that has blocked the reply returns "".
+        """
+        ...
+
+
+def run_hooks(hooks: Sequence[TokenHook], token_id: int, text: str) -> HookVerdict:
+    """Send one token through the hooks: each sees the text that the one before let through.
+
+    A hook that ends the sequence keeps no other from judging its text; the first reason counts.
+    """
+    verdict = HookVerdict(text)
+    for hook in hooks:
+        new = hook.on_token(token_id, verdict.text)
+        first = new if verdict.finish_reason is None else verdict
+        verdict = HookVerdict(new.text, first.finish_reason, first.stop_reason)
+    return verdict
+
+
+def finish_hooks(hooks: Sequence[TokenHook], text: str) -> str:
+    """Send the last text through the hooks; returns the last text for the caller."""
+    for hook in hooks:
+        text = hook.on_finish(text)
+    return text
