@@ -1,0 +1,218 @@
+"""argparse, taught our manners, and options made from the fields of a dataclass."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from minifer.config import BACKENDS, DTYPES, POLICIES, PREFIX_INDEXES, EngineConfig
+from minifer.request import SamplingParams
+
+# Fields that are no option, and why.
+NOT_SAMPLING_OPTIONS = {"output_kind"}  # how much of the answer comes when: the command decides
+NOT_ENGINE_OPTIONS = {
+    "model",  # has an option of its own
+    "seed",  # of requests that bring none; --seed is the request's
+}
+
+# field → what stands for its value, and its sentence in --help
+SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
+    "temperature": ("T", "0 takes the likeliest token, higher draws more freely (default: 0)"),
+    "top_k": ("K", "draw from the K likeliest tokens; 0 is off"),
+    "top_p": ("P", "draw from the likeliest tokens that hold P of the probability"),
+    "min_p": ("P", "draw from tokens at least P times as likely as the likeliest"),
+    "repetition_penalty": ("X", "above 1: tokens of prompt and answer become less likely"),
+    "presence_penalty": ("X", "lower the logit of every token the answer holds by X"),
+    "frequency_penalty": ("X", "lower it by X for each time the answer holds it"),
+    "logit_bias": ("ID=X", "add X to the logit of token ID (repeatable)"),
+    "allowed_token_ids": ("ID,…", "draw from these tokens only"),
+    "bad_words": ("TEXT", "never generate this text (repeatable)"),
+    "seed": ("N", "makes the draw repeatable, whatever else runs"),
+    "n": ("N", "answers to one prompt; needs a temperature above 0"),
+    "stop": ("TEXT", "end before this text (repeatable)"),
+    "stop_token_ids": ("ID,…", "end at one of these tokens"),
+    "include_stop_str_in_output": ("", "keep what ended the answer"),
+    "ignore_eos": ("", "go on when the model wants to end"),
+    "max_tokens": ("N", "tokens of the answer; none: as many as fit (default: 256)"),
+    "min_tokens": ("N", "no end before so many"),
+    "logprobs": ("K", "log-probabilities of the K likeliest tokens; -1: all of them"),
+    "prompt_logprobs": ("K", "the same for the tokens of the prompt"),
+    "skip_special_tokens": ("", "leave tokens like <|im_end|> out of the text (default: yes)"),
+    "detokenize": ("", "turn tokens into text (default: yes)"),
+    "priority": ("N", "smaller is sooner, with --scheduling-policy priority"),
+    "cache_salt": ("TEXT", "share cached prefixes with requests of this salt only"),
+}
+ENGINE_HELP: Mapping[str, tuple[str, str]] = {
+    "dtype": ("", "numbers to compute with; auto: float32 on a CPU, else the model's"),
+    "device": ("NAME", "auto, cpu, cuda, cuda:1, …"),
+    "backend": ("", "who runs the operations"),
+    "max_num_seqs": ("N", "sequences in one step"),
+    "max_num_batched_tokens": ("N", "token budget of one step"),
+    "max_prefill_chunk": ("N", "tokens of one prompt in one step; none: the whole budget"),
+    "max_model_len": ("N", "tokens of prompt and answer; none: what the model was trained for"),
+    "scheduling_policy": ("", "who goes first"),
+    "priority_ageing_steps": ("N", "steps of waiting worth one level of priority; none: never"),
+    "block_size": ("N", "tokens in a block of the KV cache"),
+    "num_kv_blocks": ("N", "blocks of the KV cache; overrides --kv-cache-bytes"),
+    "kv_cache_bytes": ("N", "memory of the KV cache; none: a share of what is free"),
+    "enable_prefix_caching": ("", "reuse the KV of equal beginnings (default: yes)"),
+    "prefix_index": ("", "how equal beginnings are found"),
+    "float32_logits": ("", "compute logits in float32 with a smaller dtype"),
+}
+_CHOICES = {
+    "dtype": DTYPES,
+    "backend": BACKENDS,
+    "scheduling_policy": POLICIES,
+    "prefix_index": PREFIX_INDEXES,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `ValueError` in one sentence instead of printing a usage text and leaving.
+
+    Options cannot be abbreviated: a new one would change what a script means.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_layout, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see `{self.prog} --help`)")
+
+
+def _layout(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=100)
+
+
+def add_command(
+    commands: Any,
+    usage: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    summary: str,
+    about: str,
+    examples: Sequence[tuple[str, str]],
+    code: Sequence[tuple[str, str]],
+) -> Parser:
+    """A command whose help explains it, shows examples and names the code behind it.
+
+    usage: the name and what must follow it. examples: (arguments, what they do). code: (place,
+    what lives there).
+    """
+    description = [textwrap.fill(about, 96), "", "examples:"]
+    description += [f"  minifer {args}\n      {does}" for args, does in examples]
+    width = max(len(place) for place, _ in code) + 2
+    epilog = ["in the code:", *(f"  {place:{width}}{what}" for place, what in code)]
+    parser: Parser = commands.add_parser(
+        usage.split()[0],
+        usage=f"minifer {usage} [options]",
+        help=summary,
+        description="\n".join(description),
+        epilog="\n".join(epilog),
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_model_options(parser: Parser, skip: Iterable[str] = ()) -> None:
+    """--model and all fields of `SamplingParams` and `EngineConfig` but those in `skip`."""
+    parser.add_argument(
+        "--model",
+        default="default",
+        metavar="NAME",
+        help="what `minifer pull` fetched (default), minifer-tiny, a folder in Hugging Face "
+        "format, a .gguf file, or a hub id",
+    )
+    sampling = parser.add_argument_group("sampling (the fields of minifer.SamplingParams)")
+    _add_fields(sampling, SamplingParams, SAMPLING_HELP, NOT_SAMPLING_OPTIONS | set(skip))
+    engine = parser.add_argument_group("engine (the fields of minifer.EngineConfig)")
+    _add_fields(engine, EngineConfig, ENGINE_HELP, NOT_ENGINE_OPTIONS)
+
+
+def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `SamplingParams` that were given, and no others."""
+    return _given(arguments, SamplingParams, NOT_SAMPLING_OPTIONS)
+
+
+def engine_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `EngineConfig` that were given, and no others."""
+    return _given(arguments, EngineConfig, NOT_ENGINE_OPTIONS)
+
+
+def _add_fields(
+    group: Any, dataclass: type[Any], texts: Mapping[str, tuple[str, str]], skip: set[str]
+) -> None:
+    hints = get_type_hints(dataclass)
+    for field in fields(dataclass):
+        if field.name not in skip:
+            metavar, text = texts[field.name]
+            if dataclass is EngineConfig and type(field.default) in (int, str):
+                text += f" (default: {field.default})"
+            options = _reading(hints[field.name]) | {"help": text}
+            if field.name in _CHOICES:
+                options["choices"] = _CHOICES[field.name]
+            elif metavar:
+                options["metavar"] = metavar
+            flag = "--" + field.name.replace("_", "-")
+            group.add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **options)
+
+
+def _reading(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of a type; of a union's members the last that is not None."""
+    members = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    kind = [member for member in members if member is not NoneType][-1]
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if kind == Sequence[str]:
+        return {"action": "append"}
+    if kind == Sequence[int]:
+        return {"type": _integers, "action": "extend"}
+    if kind == Mapping[int, float]:
+        return {"type": _pair, "action": "append"}
+    if kind is int and NoneType in members:
+        return {"type": _integer_or_none}
+    if kind in (int, float, str):
+        return {"type": kind}
+    raise TypeError(f"no way to read {hint} from a command line")
+
+
+def _integer_or_none(text: str) -> int | None:
+    if text.lower() == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"must be an integer or none, got {text!r}") from None
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"must be token ids such as 17 or 17,42, got {text!r}") from None
+
+
+def _pair(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ArgumentTypeError(f"must be ID=X such as 17=-2.5, got {text!r}") from None
+
+
+def _given(
+    arguments: argparse.Namespace, dataclass: type[Any], skip: Iterable[str]
+) -> dict[str, Any]:
+    given = {
+        field.name: getattr(arguments, field.name)
+        for field in fields(dataclass)
+        if field.name not in skip and hasattr(arguments, field.name)
+    }
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return given

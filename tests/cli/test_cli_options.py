@@ -1,0 +1,169 @@
+"""Every field of SamplingParams and EngineConfig is an option, and every option arrives."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minifer.cli import main
+from minifer.cli.parser import (
+    ENGINE_HELP,
+    NOT_ENGINE_OPTIONS,
+    NOT_SAMPLING_OPTIONS,
+    SAMPLING_HELP,
+)
+from minifer.config import EngineConfig
+from minifer.engine import Engine
+from minifer.request import SamplingParams
+
+# field → arguments and the value they must become; none of the values is a default
+SAMPLING: dict[str, tuple[str, Any]] = {
+    "temperature": ("--temperature 0.5", 0.5),
+    "top_k": ("--top-k 7", 7),
+    "top_p": ("--top-p 0.25", 0.25),
+    "min_p": ("--min-p 0.125", 0.125),
+    "repetition_penalty": ("--repetition-penalty 1.5", 1.5),
+    "presence_penalty": ("--presence-penalty -0.5", -0.5),
+    "frequency_penalty": ("--frequency-penalty 0.5", 0.5),
+    "logit_bias": ("--logit-bias 97=-2.5 --logit-bias 98=1", {97: -2.5, 98: 1.0}),
+    "allowed_token_ids": ("--allowed-token-ids 97,98 --allowed-token-ids 99", (97, 98, 99)),
+    "bad_words": ("--bad-words a --bad-words bb", ("a", "bb")),
+    "seed": ("--seed 11", 11),
+    "n": ("--n 3 --temperature 1", 3),
+    "stop": ("--stop x --stop yy", ("x", "yy")),
+    "stop_token_ids": ("--stop-token-ids 97,98", (97, 98)),
+    "include_stop_str_in_output": ("--include-stop-str-in-output", True),
+    "ignore_eos": ("--ignore-eos", True),
+    "max_tokens": ("--max-tokens 5", 5),
+    "min_tokens": ("--min-tokens 2", 2),
+    "logprobs": ("--logprobs 2", 2),
+    "prompt_logprobs": ("--prompt-logprobs 1", 1),
+    "skip_special_tokens": ("--no-skip-special-tokens", False),
+    "detokenize": ("--no-detokenize", False),
+    "priority": ("--priority -3", -3),
+    "cache_salt": ("--cache-salt pepper", "pepper"),
+}
+ENGINE: dict[str, tuple[str, Any]] = {
+    "dtype": ("--dtype bfloat16", "bfloat16"),
+    "device": ("--device cpu", "cpu"),
+    "backend": ("--backend torch", "torch"),
+    "max_num_seqs": ("--max-num-seqs 5", 5),
+    "max_num_batched_tokens": ("--max-num-batched-tokens 33", 33),
+    "max_prefill_chunk": ("--max-prefill-chunk 9", 9),
+    "max_model_len": ("--max-model-len 100", 100),
+    "scheduling_policy": ("--scheduling-policy lpm", "lpm"),
+    "priority_ageing_steps": ("--priority-ageing-steps none", None),
+    "block_size": ("--block-size 8", 8),
+    "num_kv_blocks": ("--num-kv-blocks 30", 30),
+    "kv_cache_bytes": ("--kv-cache-bytes 1000000", 1000000),
+    "enable_prefix_caching": ("--no-enable-prefix-caching", False),
+    "prefix_index": ("--prefix-index radix", "radix"),
+    "float32_logits": ("--float32-logits", True),
+}
+
+
+class Admitted(Exception):  # noqa: N818 - it is no error
+    """Thrown when a request reaches the engine: this test needs nothing of what follows."""
+
+
+@pytest.fixture
+def admitted(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Run `minifer generate` with some arguments; what the engine was built and asked with."""
+    seen: list[tuple[EngineConfig, SamplingParams]] = []
+
+    def add_request(engine: Engine, request_id: str, prompt: Any, params: Any, **_: Any) -> None:
+        seen.append((engine.config, params))
+        raise Admitted
+
+    monkeypatch.setattr(Engine, "add_request", add_request)
+
+    def run(arguments: str) -> tuple[EngineConfig, SamplingParams]:
+        command = ["generate", "hi", "--model", str(model_folder), "--json", *arguments.split()]
+        assert main(command) == 1
+        assert "Admitted" in capsys.readouterr().err
+        return seen[-1]
+
+    return run
+
+
+def test_no_field_is_forgotten() -> None:
+    sampling = {field.name for field in fields(SamplingParams)} - NOT_SAMPLING_OPTIONS
+    engine = {field.name for field in fields(EngineConfig)} - NOT_ENGINE_OPTIONS
+    assert sampling == SAMPLING.keys() == SAMPLING_HELP.keys()
+    assert engine == ENGINE.keys() == ENGINE_HELP.keys()
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_sampling_option_reaches_the_request(name: str, admitted) -> None:
+    arguments, expected = SAMPLING[name]
+    _, params = admitted(arguments)
+    assert getattr(params, name) == expected != getattr(SamplingParams(), name)
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_an_engine_option_reaches_the_engine(name: str, admitted) -> None:
+    arguments, expected = ENGINE[name]
+    config, _ = admitted(arguments)
+    assert getattr(config, name) == expected
+    assert name in ("device", "backend") or expected != getattr(EngineConfig(), name)
+
+
+def test_without_options_the_draw_is_greedy_and_everything_else_a_default(admitted) -> None:
+    _, params = admitted("")
+    assert params.with_(temperature=1.0, max_tokens=16) == SamplingParams(
+        output_kind=params.output_kind
+    )
+    assert params.temperature == 0 and params.max_tokens == 256
+
+
+def test_max_tokens_none_means_until_the_context_is_full(admitted) -> None:
+    assert admitted("--max-tokens none")[1].max_tokens is None
+
+
+def test_the_models_own_suggestions_hold_but_for_the_temperature(
+    model_folder: Path, admitted, tmp_path: Path
+) -> None:
+    for file in model_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    suggestions = '{"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.25}'
+    (tmp_path / "generation_config.json").write_text(suggestions)
+    _, params = admitted(f"--model {tmp_path} --top-p 0.5")
+    assert (params.temperature, params.top_p, params.repetition_penalty) == (0, 0.5, 1.25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--temperature 5", "temperature must be a number in [0, 2], got 5.0"),
+        ("--n 2", "n must be 1 when temperature is 0 (greedy), got n=2"),
+        ("--top-k many", "argument --top-k: invalid int value: 'many'"),
+        ("--seed x", "argument --seed: must be an integer or none, got 'x'"),
+        ("--logit-bias 5", "argument --logit-bias: must be ID=X such as 17=-2.5, got '5'"),
+        ("--stop-token-ids a", "argument --stop-token-ids: must be token ids such as 17 or 17,42"),
+        ("--dtype int8", "argument --dtype: invalid choice: 'int8'"),
+        ("--block-size 0", "block_size must be an integer of at least 1, got 0"),
+        ("--max-tok 5", "unrecognized arguments: --max-tok"),  # an abbreviation is not an option
+        ("--max-tokens 1000", "the model's limit is 512"),
+        ("--allowed-token-ids 288", "allowed_token_ids must be below 288, got 288"),
+    ],
+)
+def test_bad_values_are_refused_in_one_sentence(
+    arguments: str, sentence: str, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "hi", "--model", str(model_folder), *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("minifer: error: ") and err.count("\n") == 1
+    assert sentence in err
+
+
+def test_bad_parameters_are_refused_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "hi", "--model", "/nowhere", "--top-p", "2"]) == 2
+    assert "top_p must be" in capsys.readouterr().err
