@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
@@ -143,7 +143,10 @@ class LLM:
         """
         if not messages:
             raise ValueError("messages must hold at least one message, got none")
-        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        conversations = cast(
+            "Sequence[Sequence[Message]]",
+            [messages] if isinstance(messages[0], Mapping) else messages,
+        )
         prompts = [
             self.tokenizer.apply_chat_template(
                 conversation,
@@ -161,7 +164,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         hooks: Sequence[TokenHook] = (),
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Continue one prompt and hand out each piece as it comes.
 
         By default each output holds what is new (`OutputKind.DELTA`); a `params.output_kind` other
@@ -173,7 +176,7 @@ class LLM:
         request_id = self._add(prompt, sampling, hooks)
         return self._stream(request_id)
 
-    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
+    def _stream(self, request_id: str) -> Generator[RequestOutput, None, None]:
         try:
             yield from self._outputs([request_id], every=True)
         finally:
