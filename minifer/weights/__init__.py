@@ -1,5 +1,6 @@
-"""Weights: from files to a filled model.
+"""Weights: from a name to a filled model.
 
-`hf` reads and writes Hugging Face directories, `loading` fills a model and checks that every
-parameter was set exactly once.
+`resolve` finds what a name means (a directory, a GGUF file, the pulled default); `hf` and `gguf`
+read the two kinds of file; `loading` fills a model and checks that every parameter was set exactly
+once; `pull` fetches the default model and `convert` writes a GGUF as safetensors.
 """
