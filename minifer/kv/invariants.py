@@ -29,9 +29,9 @@ def check_invariants(kv: KVCacheManager, requests: Iterable[Request]) -> None:
     if isinstance(pool.index, HashChainIndex):
         entries = {block for _, block in pool.index._entries.values()}
         _require(entries == published, f"index holds {entries}, blocks say {published}")
-        for digest, (key, block) in pool.index._entries.items():
-            _require(key.digest == digest, f"entry of block {block} has another digest")
-            _require(pool.blocks[block].key is key, f"block {block} carries another key")
+        for digest, (key, block_id) in pool.index._entries.items():
+            _require(key.digest == digest, f"entry of block {block_id} has another digest")
+            _require(pool.blocks[block_id].key is key, f"block {block_id} carries another key")
     if isinstance(pool.index, RadixIndex):
         _check_radix(kv, pool.index, published)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from minifer.events import EventBus
 from minifer.kv.block_pool import BlockPool
-from minifer.kv.prefix_index import HashChainIndex
+from minifer.kv.prefix_index import HashChainIndex, PrefixIndex
 from minifer.kv.prefix_key import ExtraKeys, HashFunction, make_key, sha256
 from minifer.kv.radix_index import RadixIndex
 from minifer.kv.step_input import StepInput, prepare
@@ -72,7 +72,7 @@ class KVCacheManager:
         self.stats = PrefixCacheStats()
         self._events = events if events is not None else EventBus()
         self._hash = hash_function
-        indexes = {"hash": HashChainIndex, "radix": RadixIndex}
+        indexes: dict[str, type[PrefixIndex]] = {"hash": HashChainIndex, "radix": RadixIndex}
         self.pool = BlockPool(num_blocks, indexes[index](), self._events)
 
     @property

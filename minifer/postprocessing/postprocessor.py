@@ -64,6 +64,7 @@ class SequenceOutput:
             self.logprobs.append(sampled.logprobs)
             self.cumulative_logprob += sampled.logprob or 0.0
         armed = request.num_output_tokens > request.params.min_tokens
+        stop_reason: str | int | None
         reason, stop_reason = self._token_end(token_id, armed)
         text = self._detokenize(token_id, reason)
         text = self.stops.push(text, armed=armed)
