@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from minifer.cli import chat, generate, pull
+from minifer.cli import chat, generate, pull, trace
 from minifer.cli.parser import Parser
 
 DESCRIPTION = """\
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="minifer", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (pull, generate, chat):
+    for command in (pull, generate, chat, trace):
         command.add(commands)
     return parser
 
@@ -107,7 +107,8 @@ def _sentence(error: Exception) -> str:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if text and isinstance(error, (ValueError, RuntimeError)):
         return text
-    return f"{type(error).__name__}: {text} (MINIFER_DEBUG=1 shows where)"
+    named = ": ".join(part for part in (type(error).__name__, text) if part)
+    return f"{named} (MINIFER_DEBUG=1 shows where)"
 
 
 def _discard_output() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from minifer.config import EngineConfig
 from minifer.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minifer.events import EventSink
     from minifer.llm import LLM
     from minifer.outputs import RequestOutput
 
@@ -26,14 +25,14 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def open_llm(arguments: argparse.Namespace, sinks: Sequence[EventSink] = ()) -> Iterator[LLM]:
+def open_llm(arguments: argparse.Namespace) -> Iterator[LLM]:
     """The model of the options, closed at the end. Bad options are refused before it is loaded."""
     options = engine_fields(arguments)
     EngineConfig.from_kwargs(**options)
     SamplingParams(**_with_defaults(sampling_fields(arguments)))
     from minifer.llm import LLM  # torch
 
-    with LLM(arguments.model, sinks=sinks, **options) as llm:
+    with LLM(arguments.model, **options) as llm:
         if llm.notice:
             note(llm.notice)
         yield llm
