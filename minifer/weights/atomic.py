@@ -13,31 +13,39 @@ _STALE_SECONDS = 24 * 3600
 
 
 @contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target` that takes its place when the block ends well.
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder beside `target`, on the same file system; removed after the block.
 
-    What was at `target` is replaced. When two processes finish at once, one of the two results
-    stays, whole. After an error nothing is left; what a killed process left goes a day later.
+    What a killed process left is removed by a later call, when it is a day old.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target)
-    temporary = _temporary(target)
+    for leftover in target.parent.glob(f".{target.name}.*.tmp"):
+        with suppress(OSError):
+            if leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
+                shutil.rmtree(leftover, ignore_errors=True)
+    temporary = Path(mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         yield temporary
-        temporary.chmod(0o755)  # mkdtemp's folders are private
-        _replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary(target: Path) -> Path:
-    return Path(mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `target` when the block ends well.
+
+    What was at `target` is replaced. When two processes finish at once, one of the two results
+    stays, whole.
+    """
+    with scratch_folder(target) as temporary:
+        yield temporary
+        temporary.chmod(0o755)  # mkdtemp's folders are private
+        _replace(temporary, target)
 
 
 def _replace(new: Path, target: Path) -> None:
     """A folder cannot be renamed over a full one: the old one steps aside first."""
-    aside = _temporary(target)
-    try:
+    with scratch_folder(target) as aside:
         with suppress(FileNotFoundError):
             target.rename(aside / target.name)
         try:
@@ -46,12 +54,3 @@ def _replace(new: Path, target: Path) -> None:
             if not target.is_dir():
                 raise
             # Another process put its own finished folder there in between.
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sweep(target: Path) -> None:
-    for leftover in target.parent.glob(f".{target.name}.*.tmp"):
-        with suppress(OSError):
-            if leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
-                shutil.rmtree(leftover, ignore_errors=True)

