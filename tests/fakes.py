@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from minifer.config import EngineConfig, ModelConfig
@@ -30,7 +31,8 @@ def make_request(
 class ScheduleDriver:
     """Scheduler and KV manager without a model: whoever has caught up gets token 7.
 
-    Checks every invariant after every step.
+    Checks every invariant after every step, and that every position a step would read holds the
+    KV of exactly the tokens that led to it.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 4, hash_function=sha256, **config):
@@ -49,6 +51,7 @@ class ScheduleDriver:
         )
         self.scheduler = Scheduler(self.config, self.kv, events)
         self.requests: list[Request] = []
+        self.memory: dict[int, tuple[int, ...]] = {}  # slot → the prefix whose KV it holds
 
     def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 16, **params):
         request = make_request(request_id, prompt, max_tokens, **params)
@@ -56,18 +59,43 @@ class ScheduleDriver:
         self.scheduler.add(request)
         return request
 
-    def step(self, token: int = 7) -> SchedulePlan:
+    def step(self, token: int | Callable[[Request], int] = 7) -> SchedulePlan:
         plan = self.scheduler.schedule()
         self.check_plan(plan)
+        self.compute(plan)
         self.scheduler.advance(plan)
         for entry in plan.scheduled:
             request = entry.request
             if request.num_computed_tokens == request.num_tokens:
-                request.token_ids.append(token)
+                request.token_ids.append(token(request) if callable(token) else token)
                 if request.num_output_tokens == request.params.max_tokens:
                     self.scheduler.finish(request)
         self.check()
         return plan
+
+    def compute(self, plan: SchedulePlan) -> None:
+        """A model whose KV is the prefix itself: what attention would read must be right.
+
+        As on a device: all copies, then all writes, then all reads.
+        """
+        step, P = self.kv.prepare(plan), self.kv.block_size
+        old = dict(self.memory)
+        for source, target in step.block_copies:
+            for i in range(P):
+                self.memory[target * P + i] = old.get(source * P + i, ())
+        for (start, end), entry in zip(
+            itertools.pairwise(step.query_start), plan.scheduled, strict=True
+        ):
+            for row in range(start, end):
+                prefix = tuple(entry.request.token_ids[: step.positions[row] + 1])
+                assert prefix[-1] == step.token_ids[row]
+                self.memory[step.slot_mapping[row]] = prefix
+        for table, length, entry in zip(
+            step.block_tables, step.seq_lens, plan.scheduled, strict=True
+        ):
+            for p in range(length):
+                slot = table[p // P] * P + p % P
+                assert self.memory.get(slot) == tuple(entry.request.token_ids[: p + 1])
 
     def tokens(self) -> dict[str, int]:
         """One step; who computed how many tokens."""
