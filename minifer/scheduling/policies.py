@@ -83,8 +83,9 @@ class Priority:
     same speed, so the order by (priority − waited / ageing_steps) is the order by
     (priority · ageing_steps + arrival), which never changes: a heap needs no re-sorting.
 
-    Who runs is judged by plain priority: a strictly more important request may take the place of
-    the least important one, an aged one may not.
+    A waiting request may take the place of the least important running one when its plain
+    priority is strictly better and it also stands before it in the queue's order. Both, or the
+    two would take the place from each other for ever once the running one has aged.
     """
 
     def __init__(self, ageing_steps: int | None = None) -> None:
@@ -118,7 +119,8 @@ class Priority:
         return max(running, key=lambda r: (r.params.priority, r.arrival, r.index))
 
     def outranks(self, waiting: Request, running: Request) -> bool:
-        return waiting.params.priority < running.params.priority
+        better = waiting.params.priority < running.params.priority
+        return better and self._rank(waiting) < self._rank(running)
 
     def __len__(self) -> int:
         return len(self._heap)

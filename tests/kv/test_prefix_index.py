@@ -74,11 +74,13 @@ def test_case_011_the_pool_evicts_from_the_index(index):
 @pytest.mark.parametrize("name", ["hash", "radix"])
 def test_case_013_a_four_bit_hash_shares_nothing_wrong(name):
     d = ScheduleDriver(
-        40, prefix_index=name, block_size=2, hash_function=lambda data: sha256(data)[:1][0:1]
+        40,
+        prefix_index=name,
+        block_size=2,
+        hash_function=lambda data: bytes([sha256(data)[0] & 15]),
     )
-    d.kv._hash = lambda data: bytes([sha256(data)[0] & 15])
     for i in range(30):  # the driver compares what is read with what must be there
-        d.add(str(i), [i % 7, i % 5, i % 3, i % 2, 1, 2, 3], 2)
+        d.add(str(i), [i % 3, i % 2, i % 5, 4, 1, 2, 3], 2)
         d.step()
     d.run()
     assert d.kv.stats.num_hits > 0

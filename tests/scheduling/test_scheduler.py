@@ -198,6 +198,16 @@ def test_ageing_lets_a_low_priority_overtake_late_high_ones():
     assert waits == {None: 29, 4: 4}, "after four steps of waiting it ranks with the newly arrived"
 
 
+def test_an_aged_request_is_not_thrown_out_by_those_it_overtook():
+    d = ScheduleDriver(8, max_num_seqs=1, scheduling_policy="priority", priority_ageing_steps=2)
+    old = d.add("old", [1], 9, priority=1)
+    for _ in range(5):
+        d.step()
+    d.add("new", [2], 2, priority=0)
+    d.run(limit=10)
+    assert old.num_preemptions == 0
+
+
 def test_case_038_two_that_fit_one_at_a_time_both_finish(index):
     d = ScheduleDriver(4, prefix_index=index)
     for name, start in (("a", 0), ("b", 50)):
