@@ -86,7 +86,19 @@ QWEN = """
     {%- endif %}
 {%- endif %}
 """
-TEMPLATES = {"smollm2": SMOLLM2, "llama3": LLAMA3, "qwen": QWEN}
+# In the manner of older templates: no dashes, the environment removes the blanks around tags.
+INDENTED = """{% for message in messages %}
+    {% if message.role == 'user' %}
+[INST] {{ message.content }} [/INST]
+    {% else %}
+ {{ message.content }}</s>
+    {% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+    {{ 'Answer:' }}
+{% endif %}
+"""
+TEMPLATES = {"smollm2": SMOLLM2, "llama3": LLAMA3, "qwen": QWEN, "indented": INDENTED}
 
 USER = {"role": "user", "content": "What is 2 < 3 & 'so'?"}
 ANSWER = {"role": "assistant", "content": "  Yes: 2 < 3.\n"}

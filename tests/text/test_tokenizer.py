@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
@@ -48,6 +48,7 @@ def test_byte_alphabet_is_the_librarys():
     assert ascii_text == [chr(byte) for byte in range(128)]
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_bytes_round_trip_any_unicode(text):
     tokenizer = byte_tokenizer()
