@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -386,3 +388,11 @@ def test_quantised_weights_shrink_only_weights() -> None:
 def test_impossible_work_is_refused(pair: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="1 <= query <= context"):
         step_cost(TINY, [pair])
+
+
+def test_asking_what_it_costs_loads_no_torch() -> None:
+    code = (
+        "import sys; import minifer.perf.costs, minifer.perf.devices, minifer.trace; "
+        "assert not {'torch', 'numpy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
