@@ -248,12 +248,12 @@ class Engine:
         ]
 
     def _score_prompts(self, batch: StepInput, logits: Any) -> None:
-        for entry, first, last in batch.prompt_rows:
+        for entry, position, rows in batch.prompt_rows:
             request = entry.request
-            following = request.prompt_token_ids[entry.start + 1 :][: last - first]
+            following = request.prompt_token_ids[position + 1 :][: len(rows)]
             k = request.params.prompt_logprobs
             assert k is not None  # only such requests have prompt rows
-            scored = prompt_logprobs(logits[first:last], following, k)
+            scored = prompt_logprobs(logits[rows.start : rows.stop], following, k)
             self.postprocessor.add_prompt_logprobs(request.group, scored)
 
     def _postprocess(

@@ -59,10 +59,13 @@ _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", 
 
 
 def _number(name: str, value: Any, low: float, high: float, rule: str) -> float:
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    if not real or not low <= value <= high:  # NaN compares false
+    number = math.nan  # passes no comparison
+    if isinstance(value, Real) and not isinstance(value, bool):
+        # An int may be too large for a float; a numpy float may be too short for the limits.
+        number = value if isinstance(value, int) else float(value)
+    if not low <= number <= high:
         raise ValueError(f"{name} must be {rule}, got {value!r}")
-    return float(value)
+    return float(number)
 
 
 def _integer(name: str, value: Any, low: float, high: float, rule: str) -> int:
@@ -93,7 +96,7 @@ def _logit_bias(values: Any) -> dict[int, float]:
 
 def _strings(name: str, values: Any) -> tuple[str, ...]:
     rule = "a list of non-empty strings"
-    if not isinstance(values, Iterable):
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
         raise ValueError(f"{name} must be {rule}, got {values!r}")
     texts = (values,) if isinstance(values, str) else tuple(values)
     for text in texts:
@@ -305,10 +308,15 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     @property
+    def num_scored_tokens(self) -> int:
+        """Leading prompt tokens whose log-probabilities are known (None for the first)."""
+        return len(self.group.prompt_logprobs or ())
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """True while log-probabilities of prompt tokens are still missing."""
         asked = self.params.prompt_logprobs is not None and self.index == 0
-        return asked and len(self.group.prompt_logprobs or ()) < self.num_prompt_tokens
+        return asked and self.num_scored_tokens < self.num_prompt_tokens
 
     def __repr__(self) -> str:
         return (

@@ -24,8 +24,8 @@ class StepInput:
 
     logits_rows: token rows that go through the head, in the order of the logits tensor.
     sampled: (scheduled request, its row of the logits) for whoever gets a token this step.
-    prompt_rows: (scheduled request, first row, last row + 1 of the logits) for log-probabilities
-    of the prompt: the row of position p scores the token at p + 1.
+    prompt_rows: (scheduled request, first position, rows of the logits) for log-probabilities of
+    the prompt: the row of position p scores the token at p + 1.
     """
 
     block_size: int
@@ -38,7 +38,7 @@ class StepInput:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     logits_rows: list[int] = field(default_factory=list)
     sampled: list[tuple[ScheduledRequest, int]] = field(default_factory=list)
-    prompt_rows: list[tuple[ScheduledRequest, int, int]] = field(default_factory=list)
+    prompt_rows: list[tuple[ScheduledRequest, int, range]] = field(default_factory=list)
 
 
 def prepare(plan: SchedulePlan, block_size: int) -> StepInput:
@@ -66,10 +66,12 @@ def _select_rows(step: StepInput, entry: ScheduledRequest, first_row: int) -> No
     request = entry.request
     rows = step.logits_rows
     if request.wants_prompt_logprobs:
+        # A prefill that was preempted half-way has scored its beginning already.
+        start = max(entry.start, request.num_scored_tokens - 1)
         end = min(entry.end, request.num_prompt_tokens - 1)
-        if end > entry.start:
-            step.prompt_rows.append((entry, len(rows), len(rows) + end - entry.start))
-            rows += range(first_row, first_row + end - entry.start)
+        if end > start:
+            step.prompt_rows.append((entry, start, range(len(rows), len(rows) + end - start)))
+            rows += range(first_row + start - entry.start, first_row + end - entry.start)
     if entry.is_last_chunk:
         step.sampled.append((entry, len(rows)))
         rows.append(first_row + entry.num_new - 1)
