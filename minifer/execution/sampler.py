@@ -1,0 +1,198 @@
+"""Stage 4's last step: from logits to one token a draw.
+
+Work on whole batches wherever requests agree, on one row only where a request asks for something
+of its own. `sampler_reference.py` is the slow twin: one row, one token at a time, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minifer.execution.logits_rules import apply_rules, has_rules
+from minifer.execution.logprobs import exact_topk, prompt_logprobs, token_logprobs
+from minifer.execution.noise import token_noise, vocabulary_noise
+from minifer.outputs import TokenLogprobs
+from minifer.request import Request, SamplingParams
+
+__all__ = ["SampleRow", "Sampled", "Sampler", "prompt_logprobs", "scaled_logits", "survivors"]
+
+# min-p and top-p compare probabilities with a limit. Relative to the limit, this much counts as
+# equal: more than what float32 rounds, so that [.5, .3, .2] at top_p = .8 keeps two tokens.
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One draw: which row of the logits, for whom, with which noise.
+
+    seed: 64 bits; n sequences that fork from one prompt read one row and differ in it only.
+    The draw's output index is `request.num_output_tokens`.
+    """
+
+    logits_row: int
+    request: Request
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a draw gave. token_id is -1 when it failed, and `error` says why.
+
+    logprobs, and logprob of the token itself, from the raw logits; None unless
+    `params.logprobs` asks for them.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    logprob: float | None = None
+    error: str | None = None
+
+
+class Sampler:
+    """Draws tokens in a fixed order of steps, which is vLLM's:
+
+    1.  raw log-probabilities are taken aside, for rows that ask;
+    2.  logits become float32;
+    3.  tokens outside allowed_token_ids are masked (set to −inf);
+    4.  a token that would complete a bad word is masked;
+    5.  end tokens and stop_token_ids are masked while there are fewer than min_tokens outputs,
+        then logit_bias is added;
+    6.  penalties: repetition (prompt and output), frequency and presence (output only);
+    7.  at temperature 0 the largest logit is picked, the lowest id among equals: done;
+    8.  logits are divided by temperature;
+    9.  min-p masks tokens less than min_p times as likely as the likeliest;
+    10. top-k keeps exactly k tokens, the lowest ids among equals;
+    11. top-p renormalises and keeps, from the likeliest on, a token while the mass before it is
+        below p: the token that crosses p stays, equality adds none, one always survives;
+    12. the token is drawn: each survivor runs for an exponential time of rate p, the first to
+        arrive wins. That is argmax(log p − log q) with q ~ Exp(1) of `noise.py`.
+
+    A row whose logits hold NaN or +inf, or whose tokens are all masked, fails alone.
+
+    nucleus_width: how many of the likeliest tokens top-p looks at before it sorts them all.
+    """
+
+    def __init__(self, nucleus_width: int = 1024) -> None:
+        self.nucleus_width = nucleus_width
+
+    @torch.inference_mode()
+    def __call__(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+        """Logits [R, V] of any float type → one `Sampled` a row. The logits are not changed."""
+        if not rows:
+            return []
+        scores = logits[[row.logits_row for row in rows]].float()  # a copy
+        raw_best = scores.amax(-1)  # NaN if any logit is
+        asked = [i for i, row in enumerate(rows) if row.request.params.logprobs is not None]
+        raw = scores[asked]
+        for i, row in enumerate(rows):
+            if has_rules(row.request):
+                apply_rules(scores[i], row.request)
+
+        best, tokens = scores.max(-1)  # the first, so the lowest id, among equals
+        drawn = [i for i, row in enumerate(rows) if not row.request.params.is_greedy]
+        if drawn:
+            tokens[drawn] = self._draw(scores[drawn], best[drawn], [rows[i] for i in drawn])
+
+        found, checks = tokens.tolist(), torch.stack((raw_best, best), dim=1).tolist()
+        result = [
+            Sampled(token) if error is None else Sampled(-1, error=error)
+            for token, error in zip(found, (_error(*check) for check in checks), strict=True)
+        ]
+        kept = [place for place, i in enumerate(asked) if result[i].error is None]
+        asked = [asked[place] for place in kept]
+        counts = [rows[i].request.params.logprobs or 0 for i in asked]
+        ranked = token_logprobs(raw[kept], [found[i] for i in asked], counts)
+        for i, entry in zip(asked, ranked, strict=True):
+            result[i] = Sampled(found[i], entry, entry[found[i]].logprob)
+        return result
+
+    def _draw(self, scores: Tensor, best: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+        """Steps 8 to 12 for scores [M, V] with row maxima best [M] → token ids [M]."""
+        params = [row.request.params for row in rows]
+        x = scaled_logits(scores, best, params)
+        V = x.shape[1]
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=x.device)
+        cut = [i for i, p in enumerate(params) if 0 < p.top_k < V or p.top_p < 1]
+        whole = sorted(set(range(len(rows))) - set(cut))
+        if whole:
+            noise = vocabulary_noise(*_draw_keys(rows, whole), V, x.device)
+            tokens[whole] = (x[whole] - noise.log()).argmax(-1)
+        if cut:
+            values, ids = survivors(x[cut], [params[i] for i in cut], self.nucleus_width)
+            if 4 * ids.shape[1] < V:
+                noise = token_noise(*_draw_keys(rows, cut), ids)
+            else:
+                noise = vocabulary_noise(*_draw_keys(rows, cut), V, x.device).gather(-1, ids)
+            tokens[cut] = ids.gather(-1, (values - noise.log()).argmax(-1, keepdim=True))[:, 0]
+        return tokens
+
+
+def scaled_logits(scores: Tensor, best: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Temperature and min-p: scores [M, V] with maxima best [M] → log(p / largest p), float32.
+
+    The largest is taken off before the division: what is left cannot overflow, and the likely
+    tokens keep float32's full resolution at any temperature.
+    """
+    x = (scores - best[:, None]) / _column([p.temperature for p in params], scores)
+    if any(p.min_p for p in params):
+        floors = [math.log(p.min_p) - TOLERANCE if p.min_p else -math.inf for p in params]
+        x = x.masked_fill(x < _column(floors, scores), -math.inf)
+    return x
+
+
+def survivors(
+    x: Tensor, params: Sequence[SamplingParams], nucleus_width: int
+) -> tuple[Tensor, Tensor]:
+    """Top-k and top-p over x [M, V] of `scaled_logits` → values, ids [M, n], falling.
+
+    The value of a candidate that was cut is −inf; every other token of the vocabulary was cut
+    too. n is the largest k, or for rows without k the nucleus_width, or V where that is short.
+    """
+    V = x.shape[1]
+    ks = [min(p.top_k, V) if p.top_k > 0 else V for p in params]
+    n = max(min(V, nucleus_width) if k == V else k for k in ks)
+    limit = torch.tensor(ks, device=x.device)[:, None]
+    # top_p = 1 is off: the mass of all tokens, rounded, may reach 1 before the last.
+    masses = [p.top_p * (1 - TOLERANCE) if p.top_p < 1 else math.inf for p in params]
+    p = _column(masses, x, torch.float64)
+
+    values, ids = exact_topk(x, n)
+    values = values.masked_fill(torch.arange(n, device=x.device) >= limit, -math.inf)
+    mass = values.double().exp()
+    reached = mass.cumsum(-1)
+    everything = x.exp().sum(-1, keepdim=True, dtype=torch.float64)
+    enough = p * torch.where(limit == V, everything, reached[:, -1:])
+    if n < max(ks) and bool((reached[:, -1:] < enough)[limit == V].any()):
+        return survivors(x, params, V)
+    return values.masked_fill(reached - mass >= enough, -math.inf), ids
+
+
+def _draw_keys(rows: Sequence[SampleRow], members: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Seeds and output indices of some rows."""
+    chosen = [rows[i] for i in members]
+    return [row.seed for row in chosen], [row.request.num_output_tokens for row in chosen]
+
+
+def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Python numbers → [M, 1] on the device of `like`."""
+    return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
+
+
+def _error(raw_best: float, best: float) -> str | None:
+    """Why a row with these maxima, of the raw logits and after the rules, cannot be drawn from."""
+    if math.isnan(raw_best):
+        return "logits hold NaN"
+    if raw_best == math.inf:
+        return "logits hold +inf"
+    if raw_best == -math.inf:
+        return "every logit is -inf"
+    if best == -math.inf:
+        return "every token is masked by allowed_token_ids, bad_words, min_tokens or logit_bias"
+    if not math.isfinite(best):
+        return "logit_bias or penalties overflow float32"
+    return None
