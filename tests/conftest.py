@@ -29,3 +29,22 @@ def pulled_gguf(pulled_model: Path) -> Path:
     if not pull.gguf_path().is_file():
         pytest.skip(f"no {pull.gguf_path()}: run `minifer pull` for this test")
     return pull.gguf_path()
+
+
+@pytest.fixture(scope="session")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Llama over the byte vocabulary: a whole model in 100 kB."""
+    import torch
+    from fakes import tiny_config
+
+    from minifer.models.registry import build_model
+    from minifer.text.byte_tokenizer import byte_tokenizer
+    from minifer.weights.hf import save_hf
+
+    folder = tmp_path_factory.mktemp("models") / "random-bytes"
+    config = tiny_config(vocab_size=288, max_position_embeddings=256, eos_token_ids=(257,))
+    model = build_model(config, torch.float32)
+    model.init_weights(0, 0.3)
+    save_hf(folder, model, config)
+    byte_tokenizer().save(folder)
+    return folder

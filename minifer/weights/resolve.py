@@ -51,7 +51,7 @@ def resolve_model(name_or_path: str | Path) -> ResolvedModel:
     """Find a model: a short name, a folder, a .gguf file, or a hub id "org/name".
 
     `default` (or `smollm2`) is what `minifer pull` fetched; before that, the bundled
-    `minifer-tiny` steps in with a notice. A path that exists wins over a hub id.
+    `minifer-tiny` steps in for `default`, with a notice. A path that exists wins over a hub id.
 
     Raises `ValueError` saying what was looked for and what to do.
     """
@@ -61,6 +61,8 @@ def resolve_model(name_or_path: str | Path) -> ResolvedModel:
     if name in DEFAULT_NAMES:
         if (pulled := pulled_model()) is not None:
             return ResolvedModel(pulled)
+        if name != "default":
+            raise ValueError(f"model {name!r} was not pulled yet: run `minifer pull`")
         return ResolvedModel(
             _bundled_tiny(),
             "SmolLM2-135M-Instruct was not pulled yet, using the bundled minifer-tiny, which "

@@ -85,10 +85,11 @@ def test_device_auto_takes_a_cpu_where_there_is_no_gpu(folder, monkeypatch):
 
 
 def test_default_falls_back_to_the_bundled_model_with_a_notice(bundled, empty_cache):
-    for name in ("default", "smollm2"):
-        found = resolve_model(name)
-        assert found.path == bundled
-        assert "run `minifer pull`" in found.notice
+    found = resolve_model("default")
+    assert found.path == bundled
+    assert "run `minifer pull`" in found.notice
+    with pytest.raises(ValueError, match=r"'smollm2' was not pulled yet: run `minifer pull`"):
+        resolve_model("smollm2")
     assert load_model("default").notice == found.notice
     for name in ("tiny", "minifer-tiny"):
         assert resolve_model(name).path == bundled and resolve_model(name).notice is None
