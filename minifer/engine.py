@@ -179,6 +179,7 @@ class Engine:
             self.scheduler.fork(parent, child)
         else:
             self.scheduler.add(child)
+        self._report_fork(parent, child)
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
@@ -288,7 +289,19 @@ class Engine:
         for child in children:
             self.scheduler.fork(request, child)
             self.postprocessor.fork(request, child)
+            self._report_fork(request, child)
         return children
+
+    def _report_fork(self, parent: Request, child: Request) -> None:
+        if self.events:
+            self.events.emit(
+                "scheduling",
+                "request.forked",
+                child.request_id,
+                (0, child.num_tokens),
+                parent=parent.request_id,
+                blocks=list(child.block_table),
+            )
 
     def _fail_step(self, plan: SchedulePlan, error: Exception) -> list[RequestOutput]:
         self.scheduler.take_back(plan)

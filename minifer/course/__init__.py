@@ -1,0 +1,1 @@
+"""What the notebooks draw with. Nothing in the engine imports from here."""
