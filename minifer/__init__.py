@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from minifer.engine import Engine
     from minifer.llm import LLM
     from minifer.outputs import CompletionOutput, RequestOutput
-    from minifer.request import SamplingParams
+    from minifer.sampling_params import SamplingParams
 
     __version__: str
 
@@ -24,7 +24,7 @@ _HOMES = {
     "Engine": "minifer.engine",
     "EngineConfig": "minifer.config",
     "ModelConfig": "minifer.config",
-    "SamplingParams": "minifer.request",
+    "SamplingParams": "minifer.sampling_params",
     "RequestOutput": "minifer.outputs",
     "CompletionOutput": "minifer.outputs",
 }

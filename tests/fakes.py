@@ -138,18 +138,18 @@ class ScheduleDriver:
 
 def tiny_config(**changes) -> ModelConfig:
     """A Llama that forwards in microseconds."""
-    sizes = dict(
-        architecture="LlamaForCausalLM",
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
+    sizes = {
+        "architecture": "LlamaForCausalLM",
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    }
     return ModelConfig(**{**sizes, **changes})
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from minifer.request import MIN_TEMPERATURE, OutputKind, SamplingParams
+from minifer.sampling_params import MIN_TEMPERATURE, OutputKind, SamplingParams
 
 nan, inf = math.nan, math.inf
 

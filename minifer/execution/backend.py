@@ -43,7 +43,7 @@ class Backend(Protocol):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        kv: KVStorage,
+        kv: KVStorage | None,
         slot: int,
         batch: ForwardBatch,
         scale: float,
@@ -52,7 +52,7 @@ class Backend(Protocol):
         """Write key, value [T, K, C] to KV slot `slot`, then attend with query [T, H, C].
 
         The write of the whole step comes before any read, so requests of one step may share
-        blocks. Returns [T, H, C].
+        blocks. kv is None for back ends that keep no cache. Returns [T, H, C].
         """
         ...
 
@@ -84,12 +84,14 @@ class TorchBackend:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        kv: KVStorage,
+        kv: KVStorage | None,
         slot: int,
         batch: ForwardBatch,
         scale: float,
         window: int | None,
     ) -> Tensor:
+        if kv is None:
+            raise ValueError(f"the {self.name} back end keeps a KV cache, kv must not be None")
         write_kv(kv.keys[slot], batch.slot_mapping, key)
         write_kv(kv.values[slot], batch.slot_mapping, value)
         return paged_attention(query, kv.keys[slot], kv.values[slot], batch, scale, window)

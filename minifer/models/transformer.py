@@ -105,16 +105,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, backend), self.k_norm(k, backend)
         q, k = backend.rope(q, cos, sin), backend.rope(k, cos, sin)
-        out = backend.attention(
-            q,
-            k,
-            v,
-            kv,  # type: ignore[arg-type]  # None is for back ends that keep no cache
-            self.layer,
-            batch,
-            self.scale,
-            self.window,
-        )
+        out = backend.attention(q, k, v, kv, self.layer, batch, self.scale, self.window)
         return self.o_proj(out.flatten(1), backend)
 
 
