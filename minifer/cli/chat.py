@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
 from minifer.cli.parser import add_command, add_model_options, sampling_fields
-from minifer.request import SamplingParams
+from minifer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minifer.llm import LLM

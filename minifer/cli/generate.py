@@ -14,7 +14,7 @@ from minifer.cli.parser import add_command, add_model_options, sampling_fields
 if TYPE_CHECKING:
     from minifer.llm import LLM
     from minifer.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-    from minifer.request import SamplingParams
+    from minifer.sampling_params import SamplingParams
 
 _ONLY_IN_JSON = ("logprobs", "prompt_logprobs")
 
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
         code=[
             ("minifer/llm.py", "LLM.stream: what this command calls"),
             ("minifer/engine.py", "Engine.step: the five stages of a token"),
-            ("minifer/request.py", "SamplingParams: the sampling options"),
+            ("minifer/sampling_params.py", "the sampling options and their limits"),
             ("minifer/execution/sampler.py", "how a token is drawn"),
             ("minifer/postprocessing/", "how tokens become text and where it ends"),
         ],

@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from minifer.config import BACKENDS, DTYPES, POLICIES, PREFIX_INDEXES, EngineConfig
-from minifer.request import SamplingParams
+from minifer.sampling_params import SamplingParams
 
 # Fields that are no option, and why.
 NOT_SAMPLING_OPTIONS = {"output_kind"}  # how much of the answer comes when: the command decides

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minifer.cli.parser import engine_fields, sampling_fields
 from minifer.config import EngineConfig
-from minifer.request import SamplingParams
+from minifer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minifer.llm import LLM

@@ -17,7 +17,7 @@ from minifer.cli.parser import (
 )
 from minifer.config import EngineConfig
 from minifer.engine import Engine
-from minifer.request import SamplingParams
+from minifer.sampling_params import SamplingParams
 
 # field → arguments and the value they must become; none of the values is a default
 SAMPLING: dict[str, tuple[str, Any]] = {
