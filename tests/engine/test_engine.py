@@ -432,8 +432,8 @@ def test_case_103_a_masked_token_has_a_finite_logprob_or_minus_infinity():
 # -- outputs
 
 
-def test_deltas_join_to_the_cumulative_output_and_each_sample_ends_once():
-    """Case 69: one last chunk for every choice."""
+def test_case_069_deltas_join_and_each_sample_ends_once():
+
     params = SamplingParams(n=2, max_tokens=5, seed=3, output_kind=OutputKind.DELTA)
     engine = tiny_engine(eos=(3, 4, 5, 6, 7))
     engine.add_request("x", [1, 2], params)
