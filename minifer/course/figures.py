@@ -147,8 +147,8 @@ def _patch(label: str, colour: str, hatch: str = "", edge: str = "black") -> Any
 def _finish(figure: Figure, axes: Axes, title: str, legend: list[Any]) -> None:
     axes.set_title(title, fontsize=_NORMAL + 1, loc="left", wrap=True)
     axes.tick_params(labelsize=_SMALL, length=0)
-    axes.xaxis.label.set_size(_NORMAL)
-    axes.yaxis.label.set_size(_NORMAL)
+    axes.xaxis.label.set_fontsize(_NORMAL)
+    axes.yaxis.label.set_fontsize(_NORMAL)
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
     columns = max(1, int(figure.get_figwidth() / 2.2))  # inches of the longest entry
@@ -172,12 +172,11 @@ def _draw_block(
     holders = column.holders(block_id)
     cached = block_id in column.cached
     if not holders:
-        look = (
-            {"facecolor": "white", "edgecolor": PALETTE["cached"], "hatch": HATCHES["cached"]}
-            if cached
-            else {"facecolor": PALETTE["free"], "edgecolor": "white"}
+        face, edge = ("white", PALETTE["cached"]) if cached else (PALETTE["free"], "white")
+        hatch = HATCHES["cached"] if cached else ""
+        axes.add_patch(
+            Rectangle((left, top), size, 0.88, facecolor=face, edgecolor=edge, hatch=hatch)
         )
-        axes.add_patch(Rectangle((left, top), size, 0.88, linewidth=0.8, **look))
         return
     for i, request_id in enumerate(holders):
         share = size / len(holders)
