@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minifer.execution.forward_batch import ForwardBatch
+from minifer.execution.forward_batch import DecodeIndex, ForwardBatch
 
 
 def paged_attention(
@@ -28,23 +28,13 @@ def paged_attention(
     """
     out = torch.empty_like(query)
     keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)  # [N·P, K, C]
-    starts, lens = batch.query_start_host, batch.seq_lens_host
-    decode = [b for b in range(len(lens)) if starts[b + 1] - starts[b] == 1]
-    if decode:
-        rows = torch.tensor([starts[b] for b in decode], device=query.device)
-        out[rows] = _decode(query[rows], keys, values, batch, decode, scale, window)
-    for b, length in enumerate(lens):
-        start, end = starts[b], starts[b + 1]
-        if end - start > 1:
-            slots = _slots(batch.block_tables[b], length, batch.block_size)
-            out[start:end] = _prefill(query[start:end], keys[slots], values[slots], scale, window)
+    if batch.decode is not None:
+        rows = batch.decode.rows
+        out[rows] = _decode(query[rows], keys, values, batch.decode, scale, window)
+    for part in batch.prefill:
+        rows = slice(part.start, part.end)
+        out[rows] = _prefill(query[rows], keys[part.slots], values[part.slots], scale, window)
     return out
-
-
-def _slots(block_table: Tensor, length: int, block_size: int) -> Tensor:
-    """Flat slots of positions 0 … length − 1 of a request; a table [..., blocks] may be batched."""
-    position = torch.arange(length, device=block_table.device)
-    return block_table[..., position // block_size] * block_size + position % block_size
 
 
 def _prefill(
@@ -72,30 +62,26 @@ def _decode(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    batch: ForwardBatch,
-    requests: list[int],
+    index: DecodeIndex,
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """One query a request: query [B, H, C]; contexts padded to the longest."""
-    lens = [batch.seq_lens_host[b] for b in requests]
-    S = max(lens)
-    index = torch.tensor(requests, device=query.device)
-    slots = _slots(batch.block_tables[index], S, batch.block_size)  # [B, S]
-    position = torch.arange(S, device=query.device)
-    length = torch.tensor(lens, device=query.device)[:, None]
-    seen = position < length
-    if window is not None:
-        seen &= position >= length - window
-    # What is masked is zeroed too: it may hold NaN, and 0 · NaN is NaN.
-    hidden = ~seen[:, :, None, None]
-    k = keys[slots].masked_fill(hidden, 0)  # [B, S, K, C]
-    v = values[slots].masked_fill(hidden, 0)
+    """One query a request: query [B', H, C]; contexts padded to the longest, S."""
+    k, v = keys[index.slots], values[index.slots]  # [B', S, K, C]
+    seen = None
+    if index.ragged or window is not None:
+        position = torch.arange(k.shape[1], device=query.device)
+        seen = position < index.lengths
+        if window is not None:
+            seen &= position >= index.lengths - window
+        # What is masked is zeroed too: it may hold NaN, and 0 · NaN is NaN.
+        hidden = ~seen[:, :, None, None]
+        k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
     out = F.scaled_dot_product_attention(
         query[:, :, None],
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=seen[:, None, None],
+        attn_mask=None if seen is None else seen[:, None, None],
         scale=scale,
         enable_gqa=True,
     )

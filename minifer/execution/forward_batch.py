@@ -13,9 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DecodeIndex:
+    """The requests with one query, for attention over all of them at once.
+
+    rows: int64 [B'], their rows on the token axis. slots: int64 [B', S], flat slots of their
+    contexts, padded to the longest. lengths: int64 [B', 1]. ragged: is any of it padding?
+    """
+
+    rows: Tensor
+    slots: Tensor
+    lengths: Tensor
+    ragged: bool
+
+
+@dataclass(frozen=True)
+class PrefillIndex:
+    """A request with several queries: its rows [start, end), and its context's slots [S]."""
+
+    start: int
+    end: int
+    slots: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,6 +72,38 @@ class ForwardBatch:
     @property
     def num_requests(self) -> int:
         return len(self.seq_lens_host)
+
+    @cached_property
+    def decode(self) -> DecodeIndex | None:
+        """Made once a step, used by every layer; None when nobody has a single query."""
+        starts, lens = self.query_start_host, self.seq_lens_host
+        single = [b for b in range(len(lens)) if starts[b + 1] - starts[b] == 1]
+        if not single:
+            return None
+        lengths = [lens[b] for b in single]
+        device = self.token_ids.device
+        return DecodeIndex(
+            rows=torch.tensor([starts[b] for b in single], device=device),
+            slots=self._slots(self.block_tables[single], max(lengths)),
+            lengths=torch.tensor(lengths, device=device)[:, None],
+            ragged=min(lengths) < max(lengths),
+        )
+
+    @cached_property
+    def prefill(self) -> list[PrefillIndex]:
+        """The requests with more than one query, in batch order."""
+        starts = self.query_start_host
+        return [
+            PrefillIndex(starts[b], starts[b + 1], self._slots(self.block_tables[b], length))
+            for b, length in enumerate(self.seq_lens_host)
+            if starts[b + 1] - starts[b] > 1
+        ]
+
+    def _slots(self, block_table: Tensor, length: int) -> Tensor:
+        """Flat slots of positions 0 … length − 1; a table [..., blocks] may be batched."""
+        position = torch.arange(length, device=block_table.device)
+        block = block_table[..., position // self.block_size]
+        return block * self.block_size + position % self.block_size
 
     @classmethod
     def build(

@@ -47,8 +47,14 @@ def scattered(lengths, new, *, block_size, heads, kv_heads, seed=0, dtype=torch.
 @pytest.mark.parametrize("window", [None, 1, 3, 50])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (8, 1)])
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
-def test_paged_equals_dense_with_nan_in_every_unwritten_slot(block_size, heads, kv_heads, window):
-    lengths, new = [1, 3, 4, 5, 17, 12, 9], [1, 3, 1, 2, 17, 1, 5]
+@pytest.mark.parametrize(
+    ("lengths", "new"),
+    [([1, 3, 4, 5, 17, 12, 9], [1, 3, 1, 2, 17, 1, 5]), ([7, 7], [1, 1]), ([6], [1])],
+    ids=["mixed", "decode of one length", "decode alone"],
+)
+def test_paged_equals_dense_with_nan_in_every_unwritten_slot(
+    lengths, new, block_size, heads, kv_heads, window
+):
     query, kv, batch, keys, values = scattered(
         lengths, new, block_size=block_size, heads=heads, kv_heads=kv_heads
     )
