@@ -229,7 +229,7 @@ class Engine:
             batch = self.kv.prepare(plan)  # 2  blocks and slots of every token
             timer.lap("step.prepared", "kv")
             logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
-            timer.lap("step.forward", "prefill", num_tokens=plan.num_tokens)
+            timer.lap_forward(plan)
             tokens = self.sampler(logits, self._sample_rows(batch))  # 4  one draw a sequence
             self._score_prompts(batch, logits)
             timer.lap("step.sampled", "decode")
@@ -349,6 +349,14 @@ class _StepTimer:
         self._last = events.clock() if events else 0.0
         if events:
             events.emit("engine", "step.started")
+
+    def lap_forward(self, plan: SchedulePlan) -> None:
+        """The forward pass, and how many of its tokens were prefill and how many decode."""
+        if self._events:
+            decode = plan.num_decode_tokens
+            prefill = plan.num_tokens - decode
+            counts = {"num_prefill_tokens": prefill, "num_decode_tokens": decode}
+            self.lap("step.forward", "prefill" if prefill else "decode", **counts)
 
     def lap(self, name: str, stage: str, **data: Any) -> None:
         if self._events:

@@ -329,9 +329,12 @@ def _belongs(event: Event, request_id: str, position: int | None, steps: set[int
 
 
 def _shortened(event: Event, width: int = 60) -> str:
+    values = dict(event.data)
+    if "duration" in values:  # seconds; the table is in milliseconds
+        values["ms"] = round(values.pop("duration") * 1e3, 3)
     text = " ".join(
         f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"
-        for key, value in event.data.items()
+        for key, value in values.items()
     )
     return text if len(text) <= width else text[: width - 1] + "…"
 

@@ -94,7 +94,7 @@ def test_every_step_holds_its_five_stages_in_order() -> None:
     step, *parts = slices(trace, "steps")[:6]
     assert parts[0]["ts"] == step["ts"]
     assert sum(part["dur"] for part in parts) == pytest.approx(step["dur"])
-    assert parts[2]["args"]["num_tokens"] == 3
+    assert parts[2]["args"]["num_prefill_tokens"] == 3
 
 
 def test_a_second_request_waits_for_a_seat() -> None:

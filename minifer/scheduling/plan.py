@@ -26,6 +26,11 @@ class ScheduledRequest:
         """True when the step computes the request's newest token, so a next one is sampled."""
         return self.end == self.request.num_tokens
 
+    @property
+    def is_decode(self) -> bool:
+        """True for the step that computes one token, the newest: everything else is prefill."""
+        return self.num_new == 1 and self.is_last_chunk
+
 
 @dataclass
 class SchedulePlan:
@@ -38,6 +43,10 @@ class SchedulePlan:
     @property
     def num_tokens(self) -> int:
         return sum(entry.num_new for entry in self.scheduled)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return sum(entry.is_decode for entry in self.scheduled)
 
     def tokens_by_request(self) -> dict[str, int]:
         """request id → tokens this step, in batch order."""
