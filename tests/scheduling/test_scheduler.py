@@ -245,17 +245,29 @@ def test_case_055_idle_means_every_block_is_free(index):
     assert d.kv.pool.num_free == 8
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted():
-    d = ScheduleDriver(4)
-    d.add("a", [1, 2, 3], 20)
-    d.add("b", [4, 5, 6, 7, 8], 20)
-    for _ in range(3):
-        d.step()
-    d.add("small", [9], 1)
-    d.scheduler.config = dataclasses.replace(d.config, max_num_seqs=2)
-    while d.requests[1].num_preemptions == 0:
-        plan = d.step()
-    assert "small" not in plan.tokens_by_request()
+def test_nobody_is_admitted_in_a_step_that_preempted(index):
+    d = ScheduleDriver(4, max_num_seqs=2, scheduling_policy="lpm", prefix_index=index)
+    a, b = d.add("a", range(7), 9), d.add("b", range(50, 56), 3)
+    d.step()
+    d.step()
+    # It shares both full blocks of "a", so that one free block is all it would need.
+    d.add("hit", [*a.token_ids[:8], 99], 1)
+    plan = d.step()
+    assert plan.preempted == [b] and d.kv.pool.num_free == 1
+    assert plan.tokens_by_request() == {"a": 1}
+    assert d.tokens() == {"a": 1, "hit": 1}
+
+
+def test_the_budget_of_a_victim_goes_to_the_others_of_its_step():
+    d = low_and_high(4)
+    d.add("low", range(7), 20, priority=5)
+    d.add("high", range(20, 24), 9, priority=0)
+    d.add("third", [30, 31], 9, priority=1)
+    d.step()
+    d.scheduler.running.sort(key=lambda r: r.request_id != "low")
+    d.scheduler.config = dataclasses.replace(d.config, max_num_batched_tokens=2)
+    # "low" gets the first token, then gives it back with its blocks.
+    assert d.tokens() == {"high": 1, "third": 1}
 
 
 def test_lpm_prefers_the_longest_cached_prefix():
