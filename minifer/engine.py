@@ -235,6 +235,9 @@ class Engine:
             timer.lap("step.sampled", "decode")
         except Exception as error:
             return self._fail_step(plan, error)
+        except BaseException:  # Ctrl-C: as if the step had not been
+            self.scheduler.undo(plan)
+            raise
         self.scheduler.advance(plan)
         outputs = self._postprocess(plan, batch, tokens)  # 5  text, stops; frees what is done
         timer.lap("step.postprocessed", "postprocessing")

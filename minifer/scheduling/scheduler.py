@@ -185,6 +185,11 @@ class Scheduler:
         for entry in plan.scheduled:
             self.kv.take_back(entry.allocation)
 
+    def undo(self, plan: SchedulePlan) -> None:
+        """The step was not computed, but its requests go on: all of them begin again."""
+        for entry in reversed(plan.scheduled):
+            self._preempt(entry.request, plan)
+
 
 def _seats(request: Request) -> int:
     return 1 + request.forks_pending

@@ -324,6 +324,31 @@ def test_blocks_of_a_step_that_failed_are_not_found():
     assert output.outputs[0].token_ids == reference_generate(tiny_model(), prompt, 8)
 
 
+class Interrupted:
+    """Ctrl-C before the model has computed anything."""
+
+    def forward(self, step):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_an_interrupted_step_is_undone(steps):
+    engine, prompt = tiny_engine(), list(range(12))
+    engine.add_request("x", prompt, GREEDY)
+    for _ in range(steps):
+        step_checked(engine)
+    engine.add_request("y", prompt[::-1], GREEDY)
+    runner, engine.runner = engine.runner, Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    check_engine(engine)
+    engine.runner = runner
+    engine.add_request("z", prompt[::-1], GREEDY)  # must not hit what was never computed
+    last = run_engine(engine)
+    for name, ids in {"x": prompt, "y": prompt[::-1], "z": prompt[::-1]}.items():
+        assert last[name].outputs[0].token_ids == reference_generate(tiny_model(), ids, 8)
+
+
 class Ender:
     """Ends its sequence after k tokens, or raises."""
 
