@@ -153,6 +153,8 @@ class _Builder:
         if event.name == "request.admitted":
             track.num_prompt_tokens = event.token_range[1] if event.token_range else 0
             self._wait(request_id, track, event.time)
+        elif event.name == "request.forked" and event.token_range:
+            track.num_computed = event.token_range[1] - 1  # by its parent
         elif event.name == "request.scheduled":
             self._end_wait(request_id, track, event.time)
             self._running.add(request_id)

