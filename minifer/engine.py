@@ -14,9 +14,10 @@ from minifer.execution.sampler import Sampled, Sampler, SampleRow, prompt_logpro
 from minifer.kv.manager import KVCacheManager
 from minifer.kv.step_input import StepInput
 from minifer.outputs import RequestGroup, RequestOutput
-from minifer.postprocessing.hooks import TokenHook
+from minifer.postprocessing.hooks import TokenHook, check_hooks, copy_hooks
 from minifer.postprocessing.postprocessor import Postprocessor
 from minifer.request import MAX_SEED, Request, RequestStatus, SamplingParams
+from minifer.sampling_params import as_params, is_text
 from minifer.scheduling.admission import Limits, admit, derive_seed
 from minifer.scheduling.plan import SchedulePlan
 from minifer.scheduling.scheduler import Scheduler
@@ -127,9 +128,10 @@ class Engine:
         prompt: text or token ids. hooks: see `postprocessing/hooks.py`; copied for each of n
         sequences. Raises `ValueError` when it is refused; nothing has changed then.
         """
-        if request_id in self._requests:
-            raise ValueError(f"request_id must be new, {request_id!r} is still running")
-        params = params if params is not None else SamplingParams()
+        self._check_new("request_id", request_id)
+        params, hooks = as_params(params), check_hooks(hooks)
+        if params.n > 1:
+            copy_hooks(hooks)  # refused now, not when the prompt is computed
         text = prompt if isinstance(prompt, str) else None
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, this engine has none")
@@ -143,10 +145,10 @@ class Engine:
             self._eos_token_ids,
             self.tokenizer,
         )
+        self.postprocessor.open(request, hooks)
         self._num_admitted += 1
         self._requests[request_id] = request
         request.group.metrics.arrival_time = self.events.clock()
-        self.postprocessor.open(request, hooks)
         self.scheduler.add(request)
         if self.events:
             span = (0, request.num_prompt_tokens)
@@ -161,25 +163,35 @@ class Engine:
         parent = self._requests.get(request_id)
         if parent is None:
             raise ValueError(f"request_id must name an open request, got {request_id!r}")
-        if new_request_id in self._requests:
-            raise ValueError(f"new_request_id must be new, {new_request_id!r} is still running")
+        self._check_new("new_request_id", new_request_id)
         if parent.params.n > 1:
             raise ValueError(f"a request with n > 1 cannot be forked, got n={parent.params.n}")
+        scored = parent.group.prompt_logprobs
         group = RequestGroup(new_request_id, parent.group.prompt)
+        group.prompt_logprobs = None if scored is None else list(scored)
         group.metrics.arrival_time = self.events.clock()
         child = parent.fork(new_request_id, group)
+        child.params = parent.params.with_(seed=seed)  # which checks it
         if seed is None:
             seed = derive_seed(self._seed, self._num_admitted)
         child.seed = seed % MAX_SEED
+        self.postprocessor.fork(parent, child)
         self._num_admitted += 1
         self._requests[new_request_id] = child
-        self.postprocessor.fork(parent, child)
         seat = self.scheduler.seats_taken < self.config.max_num_seqs
         if parent.status is RequestStatus.RUNNING and seat:
             self.scheduler.fork(parent, child)
         else:
             self.scheduler.add(child)
         self._report_fork(parent, child)
+
+    def _check_new(self, name: str, request_id: Any) -> None:
+        if not is_text(request_id):
+            raise ValueError(
+                f"{name} must be a non-empty string of valid Unicode, got {request_id!r}"
+            )
+        if request_id in self._requests:
+            raise ValueError(f"{name} must be new, {request_id!r} is still running")
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:

@@ -89,6 +89,11 @@ def _logit_bias(values: Any) -> dict[int, float]:
     return bias
 
 
+def is_text(value: Any) -> bool:
+    """A non-empty string that has UTF-8 bytes: a lone surrogate has none."""
+    return isinstance(value, str) and 0 < len(value) == len(value.encode(errors="ignore").decode())
+
+
 def _strings(name: str, values: Any) -> tuple[str, ...]:
     rule = "a list of non-empty strings"
     if isinstance(values, bytes) or not isinstance(values, Iterable):
@@ -181,10 +186,10 @@ class SamplingParams:
             check = _token_ids if name == "stop_token_ids" else _strings
             values = getattr(self, name)
             set_(name, check(name, () if values is None else values))
-        if self.cache_salt is not None and not (
-            isinstance(self.cache_salt, str) and self.cache_salt
-        ):
-            raise ValueError(f"cache_salt must be a non-empty string, got {self.cache_salt!r}")
+        if self.cache_salt is not None and not is_text(self.cache_salt):
+            raise ValueError(
+                f"cache_salt must be a non-empty string of valid Unicode, got {self.cache_salt!r}"
+            )
         if self.output_kind not in tuple(OutputKind):
             kinds = ", ".join(OutputKind)
             raise ValueError(f"output_kind must be one of {kinds}, got {self.output_kind!r}")
@@ -211,3 +216,10 @@ class SamplingParams:
     def with_(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, checked again."""
         return replace(self, **changes)
+
+
+def as_params(params: Any) -> SamplingParams:
+    """`params` itself, the defaults for None; raises `ValueError` for anything else."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ValueError(f"params must be SamplingParams or None, got {params!r}")
+    return params if params is not None else SamplingParams()

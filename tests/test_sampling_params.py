@@ -102,6 +102,7 @@ REFUSED += [
     ("priority", 0.5),
     ("cache_salt", ""),
     ("cache_salt", ["a"]),
+    ("cache_salt", "\ud800"),  # has no bytes to hash
     ("output_kind", "everything"),
     ("output_kind", ["delta"]),
 ]

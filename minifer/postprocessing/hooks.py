@@ -9,9 +9,10 @@ order, after stop strings have taken their part::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,25 @@ class TokenHook(Protocol):
         held text and text that are fine. A hook that has blocked the reply returns "".
         """
         ...
+
+
+def check_hooks(hooks: Any) -> list[TokenHook]:
+    """Raises `ValueError` for what is not a list of hooks."""
+    hooks = list(hooks) if isinstance(hooks, Iterable) else [hooks]
+    for hook in hooks:
+        if not all(callable(getattr(hook, name, None)) for name in ("on_token", "on_finish")):
+            raise ValueError(f"hooks must be objects with on_token and on_finish, got {hook!r}")
+    return hooks
+
+
+def copy_hooks(hooks: Sequence[TokenHook]) -> list[TokenHook]:
+    """Instances for one more sequence. Raises `ValueError` for a hook that cannot be copied."""
+    try:
+        return copy.deepcopy(list(hooks))
+    except Exception as error:
+        raise ValueError(
+            f"hooks of more than one sequence must be copyable (copy.deepcopy): {error}"
+        ) from error
 
 
 def run_hooks(hooks: Sequence[TokenHook], token_id: int, text: str) -> HookVerdict:

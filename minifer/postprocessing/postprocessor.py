@@ -15,7 +15,7 @@ from minifer.events import EventBus
 from minifer.execution.sampler import Sampled
 from minifer.outputs import CompletionOutput, RequestGroup, RequestOutput, TokenLogprobs
 from minifer.postprocessing.detokenizer import PROMPT_CONTEXT, IncrementalDetokenizer
-from minifer.postprocessing.hooks import TokenHook, finish_hooks, run_hooks
+from minifer.postprocessing.hooks import TokenHook, copy_hooks, finish_hooks, run_hooks
 from minifer.postprocessing.stop_strings import StopStrings
 from minifer.request import OutputKind, Request
 
@@ -47,7 +47,7 @@ class SequenceOutput:
         """An independent copy that continues as `child`."""
         new = copy.copy(self)
         new.request = child
-        new.hooks = copy.deepcopy(self.hooks)
+        new.hooks = copy_hooks(self.hooks)
         new.logprobs = list(self.logprobs)
         new.detokenizer, new.stops = copy.copy(self.detokenizer), copy.copy(self.stops)
         new.num_sent_tokens = new.num_sent_characters = 0
@@ -152,7 +152,8 @@ class Postprocessor:
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child`'s output begin as a copy of the parent's."""
-        self._groups.setdefault(child.group, []).append(self._of(parent).fork(child))
+        sequence = self._of(parent).fork(child)
+        self._groups.setdefault(child.group, []).append(sequence)
 
     def sequences(self, group: RequestGroup) -> list[Request]:
         return [sequence.request for sequence in self._groups[group]]
@@ -168,9 +169,10 @@ class Postprocessor:
             sequence.accept(self._with_pieces(sampled))
         except Exception as error:  # a hook's or decoder's fault stays with its request
             sequence.fail(error)
-        self._count(sequence)
-        if self._events and sampled.error is None:
-            self._report(sequence, sampled.token_id, before)
+        if sampled.error is None:
+            self._count(sequence)
+            if self._events:
+                self._report(sequence, sampled.token_id, before)
         return self._ended(sequence)
 
     def end(self, request: Request, reason: str, stop_reason: str | None = None) -> None:

@@ -7,9 +7,10 @@ the engine (seats, memory). Every refusal is a `ValueError` naming parameter, va
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
 from minifer.outputs import RequestGroup
 from minifer.request import MAX_SEED, Request, SamplingParams
@@ -58,7 +59,7 @@ def admit(
 
     seed: used when `params.seed` is None. encoder: needed for `bad_words`.
     """
-    ids = list(prompt_token_ids)
+    ids = _token_ids(prompt_token_ids)
     _check_prompt(ids, params, limits)
     _check_params(params, limits)
     group = RequestGroup(request_id, prompt, params.n)
@@ -77,12 +78,22 @@ def admit(
     )
 
 
+def _token_ids(prompt: Any) -> list[int]:
+    """Python ints of an ordered prompt; integers of other libraries (numpy's) are taken."""
+    wrong = isinstance(prompt, (bytes, bytearray, Mapping, Set))
+    if wrong or not isinstance(prompt, Iterable):
+        raise ValueError(f"the prompt must be text or a list of token ids, got {prompt!r}")
+    ids = list(prompt)
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, (int, Integral)):
+            raise ValueError(f"prompt_token_ids must be integers, got {token!r}")
+    return [int(token) for token in ids]
+
+
 def _check_prompt(ids: list[int], params: SamplingParams, limits: Limits) -> None:
     if not ids:
         raise ValueError("the prompt must hold at least 1 token, got 0")
     for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise ValueError(f"prompt_token_ids must be integers, got {token!r}")
         if not 0 <= token < limits.vocab_size:
             raise ValueError(f"prompt_token_ids must be in [0, {limits.vocab_size}), got {token}")
     if len(ids) > limits.max_prompt_len:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
+import threading
 
+import numpy as np
 import pytest
 import torch
 from fakes import check_engine, run_engine, step_checked, tiny_config, tiny_engine, tiny_model
@@ -105,6 +108,56 @@ def test_case_097_what_the_model_cannot_do_is_refused_at_the_door(prompt, fields
     check_engine(engine)
 
 
+@pytest.mark.parametrize("prompt", [b"ab", None, 5, {"prompt": "a"}, {1, 2}, [[1, 2]], [True]])
+def test_a_prompt_that_is_no_list_of_token_ids_is_refused(prompt):
+    with pytest.raises(ValueError, match="prompt"):
+        tiny_engine().add_request("x", prompt, GREEDY)
+
+
+def test_a_prompt_may_come_from_numpy():
+    engine = tiny_engine()
+    engine.add_request("x", np.array([1, 2]), GREEDY)
+    output = run_engine(engine)["x"]
+    assert output.outputs[0].token_ids == reference_generate(tiny_model(), [1, 2], 8)
+    assert [type(token) for token in output.prompt_token_ids] == [int, int]
+
+
+class Uncopyable:
+    """A hook with a lock, which has no copy."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def on_token(self, token_id, text):
+        return HookVerdict(text)
+
+    def on_finish(self, text):
+        return text
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"request_id": ""}, "request_id must be a non-empty string of valid Unicode, got ''"),
+        ({"request_id": 5}, "request_id must be a non-empty string of valid Unicode, got 5"),
+        ({"request_id": "\ud800"}, "request_id must be a non-empty string of valid Unicode"),
+        ({"params": {"n": 1}}, "params must be SamplingParams or None, got {'n': 1}"),
+        ({"hooks": 5}, "hooks must be objects with on_token and on_finish, got 5"),
+        ({"hooks": [int]}, "hooks must be objects with on_token and on_finish, got <class 'int'>"),
+        (
+            {"hooks": [Uncopyable()], "params": SamplingParams(n=2)},
+            "hooks of more than one sequence must be copyable",
+        ),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_refused_and_changes_nothing(fields, message):
+    engine = tiny_engine()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        engine.add_request(**{"request_id": "x", "prompt": [1], "params": GREEDY, **fields})
+    assert not engine.has_unfinished_requests
+    check_engine(engine)
+
+
 def test_engine_options_are_checked_by_name():
     with pytest.raises(ValueError, match="block_size must be an integer of at least 1, got 0"):
         tiny_engine(block_size=0)
@@ -192,6 +245,41 @@ def test_fork_branches_a_running_request():
         engine.fork("nobody", "x")
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_a_fork_has_the_prompt_logprobs_of_its_parent(steps):
+    engine = tiny_engine(max_num_batched_tokens=5, block_size=3)
+    engine.add_request("trunk", [1, 2, 3, 4, 5, 6, 7, 8, 9], GREEDY.with_(prompt_logprobs=1))
+    for _ in range(steps):
+        step_checked(engine)
+    engine.fork("trunk", "branch")
+    last = run_engine(engine)
+    trunk, branch = last["trunk"].prompt_logprobs, last["branch"].prompt_logprobs
+    assert len(trunk) == len(branch) == 9
+    for ours, theirs in zip(trunk[1:], branch[1:], strict=True):
+        for token in ours:
+            assert ours[token].logprob == pytest.approx(theirs[token].logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seed": 1.5}, "seed must be a 64-bit integer or None, got 1.5"),
+        ({"new_request_id": "trunk"}, "new_request_id must be new, 'trunk' is still running"),
+        ({"new_request_id": None}, "new_request_id must be a non-empty string"),
+        ({}, "hooks of more than one sequence must be copyable"),
+    ],
+)
+def test_a_refused_fork_changes_nothing(fields, message):
+    engine = tiny_engine()
+    engine.add_request("trunk", [1, 2], GREEDY, hooks=[] if fields else [Uncopyable()])
+    step_checked(engine)
+    with pytest.raises(ValueError, match=message):
+        engine.fork("trunk", **{"new_request_id": "branch", **fields})
+    last = run_engine(engine)
+    assert list(last) == ["trunk"]
+    assert last["trunk"].outputs[0].token_ids == reference_generate(tiny_model(), [1, 2], 8)
+
+
 def test_fork_of_a_waiting_request_waits_too():
     engine = tiny_engine(max_num_seqs=1)
     engine.add_request("first", [1], GREEDY)
@@ -271,6 +359,14 @@ def test_case_082_a_nan_row_fails_its_own_request_only():
     assert last["good"].outputs[0].token_ids == reference_generate(tiny_model(), [3, 4], 8)
     # What it computed is not to be trusted: the same prompt does not hit.
     assert ask(engine, [1, 2, 3, 4, 5], GREEDY).num_cached_tokens == 0
+
+
+def test_a_request_that_failed_before_its_first_token_has_no_time_to_first_token():
+    engine = tiny_engine()
+    BrokenRunner(engine, lambda call, step, logits: logits * float("nan"))
+    metrics = ask(engine, [1], GREEDY).metrics
+    assert (metrics.ttft, metrics.num_output_tokens) == (None, 0)
+    assert metrics.finished_time is not None
 
 
 def test_case_083_everything_masked_fails_its_own_request_only():
