@@ -33,8 +33,8 @@ class Policy(Protocol):
         """Who of the running gives up its blocks."""
         ...
 
-    def outranks(self, waiting: Request, running: Request) -> bool:
-        """May `waiting` take the place of `running`?"""
+    def outranks(self, running: Request) -> bool:
+        """May the head of the queue take the place of `running`?"""
         ...
 
     def __len__(self) -> int: ...
@@ -66,7 +66,7 @@ class FCFS:
     def victim(self, running: Sequence[Request]) -> Request:
         return running[-1]
 
-    def outranks(self, waiting: Request, running: Request) -> bool:
+    def outranks(self, running: Request) -> bool:
         return False
 
     def __len__(self) -> int:
@@ -118,7 +118,8 @@ class Priority:
     def victim(self, running: Sequence[Request]) -> Request:
         return max(running, key=lambda r: (r.params.priority, r.arrival, r.index))
 
-    def outranks(self, waiting: Request, running: Request) -> bool:
+    def outranks(self, running: Request) -> bool:
+        waiting = self.head()
         better = waiting.params.priority < running.params.priority
         return better and self._rank(waiting) < self._rank(running)
 

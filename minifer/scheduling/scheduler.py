@@ -109,7 +109,8 @@ class Scheduler:
         return None if preempted else budget
 
     def _schedule_waiting(self, plan: SchedulePlan, budget: int) -> None:
-        while self.waiting and budget > 0:
+        # With no free seat the head is not asked for: `lpm` looks up every waiting request for it.
+        while self.waiting and budget > 0 and self.seats_taken < self.config.max_num_seqs:
             request = self.waiting.head()
             if self.seats_taken + _seats(request) > self.config.max_num_seqs:
                 break
@@ -141,11 +142,11 @@ class Scheduler:
 
     def _make_room(self, plan: SchedulePlan) -> None:
         """Let a strictly more important waiting request take seats and blocks of lesser ones."""
-        head = self.waiting.head()
         while self.running:
             victim = self.waiting.victim(self.running)
-            if not self.waiting.outranks(head, victim):
+            if not self.waiting.outranks(victim):
                 return
+            head = self.waiting.head()
             cached = self.kv.find_cached(head)
             computed = len(cached) * self.kv.block_size
             num_new = self._num_new(head, computed, self.config.max_num_batched_tokens)

@@ -280,6 +280,15 @@ def test_lpm_prefers_the_longest_cached_prefix():
     assert [next(iter(step)) for step in d.run()] == ["long", "short", "cold"]
 
 
+def test_lpm_looks_nobody_up_while_there_is_no_free_seat(monkeypatch):
+    d = ScheduleDriver(16, max_num_seqs=1, scheduling_policy="lpm")
+    for name in "abc":
+        d.add(name, [1, 2, 3, 4, 5], 4)
+    d.step()
+    monkeypatch.setattr(d.kv, "find_cached", lambda request: pytest.fail("looked up"))
+    d.step()
+
+
 def test_lpm_falls_back_to_arrival_order_when_many_wait():
     d = ScheduleDriver(16, max_num_seqs=1, scheduling_policy="lpm")
     d.add("warm", range(8), 1)
