@@ -11,6 +11,7 @@ H query heads, K KV heads, C head dim, L layers, V vocabulary, P block size, N b
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from os import PathLike
 from typing import Any, Literal
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
@@ -137,6 +138,15 @@ class EngineConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        for name in ("enable_prefix_caching", "float32_logits"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.model, (str, PathLike)):
+            raise ValueError(f"model must be a name or a path, got {self.model!r}")
+        if not isinstance(self.device, str):
+            raise ValueError(f'device must be a string such as "cpu", got {self.device!r}')
+        if self.seed is not None and type(self.seed) is not int:
+            raise ValueError(f"seed must be an integer or None, got {self.seed!r}")
         for name, allowed in (
             ("backend", BACKENDS),
             ("dtype", DTYPES),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,8 +112,17 @@ class EventBus:
         token_range: tuple[int, int] | None = None,
         **data: Any,
     ) -> None:
-        """Write one event to every sink. Callers on a hot path test `if bus:` first."""
+        """Write one event to every sink. Callers on a hot path test `if bus:` first.
+
+        A sink that raises is dropped, with a warning: what is watched goes on without it.
+        """
         if self.sinks:
             event = Event(self.clock(), self.step, request_id, stage, name, token_range, data)
-            for sink in self.sinks:
-                sink.write(event)
+            for sink in list(self.sinks):
+                try:
+                    sink.write(event)
+                except Exception as error:  # a full disk must not end the requests
+                    self.sinks.remove(sink)
+                    warnings.warn(
+                        f"event sink {sink!r} failed and is dropped: {error!r}", stacklevel=2
+                    )

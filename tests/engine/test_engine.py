@@ -163,6 +163,16 @@ def test_engine_options_are_checked_by_name():
         tiny_engine(block_size=0)
     with pytest.raises(ValueError, match="backend must be one of torch, got 'magic'"):
         tiny_engine(backend="magic")
+    for name, value, rule in (
+        ("enable_prefix_caching", "no", "True or False"),
+        ("float32_logits", 1, "True or False"),
+        ("seed", 1.5, "an integer or None"),
+        ("seed", True, "an integer or None"),
+        ("device", 0, "a string"),
+        ("model", None, "a name or a path"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name} must be {rule}.*, got {value!r}"):
+            tiny_engine(**{name: value})
     with pytest.raises(ValueError, match=r"max_model_len must be at most 128.* got 129"):
         tiny_engine(max_model_len=129)
     with pytest.raises(ValueError, match="kv_cache_bytes must hold at least one block"):
@@ -443,6 +453,28 @@ def test_an_interrupted_step_is_undone(steps):
     last = run_engine(engine)
     for name, ids in {"x": prompt, "y": prompt[::-1], "z": prompt[::-1]}.items():
         assert last[name].outputs[0].token_ids == reference_generate(tiny_model(), ids, 8)
+
+
+class FullDisk:
+    """A sink that fails at the n-th event."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def write(self, event):
+        self.n -= 1
+        if self.n == 0:
+            raise OSError("No space left on device")
+
+
+@pytest.mark.parametrize("n", range(1, 30))
+def test_a_sink_that_fails_is_dropped_and_the_requests_go_on(n):
+    kept = ListSink()
+    engine = tiny_engine(sinks=[FullDisk(n), kept])
+    with pytest.warns(UserWarning, match="FullDisk.*is dropped: .*No space left"):
+        output = ask(engine, list(range(9)), GREEDY.with_(max_tokens=3))
+    assert output.outputs[0].token_ids == reference_generate(tiny_model(), list(range(9)), 3)
+    assert engine.events.sinks == [kept] and len(kept.events) >= 30
 
 
 class Ender:
