@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import queue
 import threading
@@ -15,6 +16,7 @@ from minifer.llm import Prompt
 from minifer.outputs import RequestOutput
 from minifer.postprocessing.hooks import TokenHook
 from minifer.request import OutputKind, SamplingParams
+from minifer.sampling_params import as_params
 
 _Mailbox = Callable[[RequestOutput | BaseException], None]
 
@@ -24,12 +26,15 @@ class AsyncLLM:
 
     The engine lives on its own thread and takes commands from a queue between two steps, so
     nobody else touches it. Build it with `AsyncLLM(model, **EngineConfig fields)`, or give it an
-    engine. Use it as a context manager (plain or async), or call `close`.
+    engine, which it closes in the end. Use it as a context manager (plain or async), or call
+    `close`. Raises `ValueError` for an engine together with options.
     """
 
     def __init__(
         self, model: str = "default", *, engine: Engine | None = None, **options: Any
     ) -> None:
+        if engine is not None and options:
+            raise ValueError(f"options must come without an engine, got {', '.join(options)}")
         self.engine = engine if engine is not None else Engine.from_pretrained(model, **options)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._mailboxes: dict[str, _Mailbox] = {}  # touched by the engine's thread only
@@ -57,7 +62,7 @@ class AsyncLLM:
         name = request_id if request_id is not None else f"request-{next(self._names)}"
 
         def deliver(item: RequestOutput | BaseException) -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its callers gone
                 loop.call_soon_threadsafe(inbox.put_nowait, item)
 
         finished = False
@@ -78,7 +83,7 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> RequestOutput:
         """The finished output of one request."""
-        params = (params or SamplingParams()).with_(output_kind=OutputKind.FINAL_ONLY)
+        params = as_params(params).with_(output_kind=OutputKind.FINAL_ONLY)
         async for output in self.generate(prompt, params, **options):
             last = output
         return last
@@ -124,6 +129,9 @@ class AsyncLLM:
             farewell = RuntimeError(f"the engine stopped: {type(error).__name__}: {error}")
             with self._closing:
                 self._closed = True
+            while not self._commands.empty():  # whoever asked meanwhile is told too
+                if (command := self._commands.get()) is not None:
+                    command()
             raise
         finally:
             for deliver in self._mailboxes.values():

@@ -66,6 +66,7 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._seed = config.seed if config.seed is not None else time.time_ns()
         self._num_admitted = 0
+        self._closed = False
         self._requests: dict[str, Request] = {}  # the first sequence of every open request
 
     @classmethod
@@ -126,8 +127,11 @@ class Engine:
         """Admit one request; its tokens come from later calls of `step`.
 
         prompt: text or token ids. hooks: see `postprocessing/hooks.py`; copied for each of n
-        sequences. Raises `ValueError` when it is refused; nothing has changed then.
+        sequences. Raises `ValueError` when it is refused, `RuntimeError` when the engine is
+        closed; nothing has changed then.
         """
+        if self._closed:
+            raise RuntimeError("the engine is closed")
         self._check_new("request_id", request_id)
         params, hooks = as_params(params), check_hooks(hooks)
         if params.n > 1:
@@ -343,9 +347,12 @@ class Engine:
     # -- the end
 
     def close(self) -> None:
-        """Abort what is left and let go of the model. Safe to call twice."""
+        """Abort what is left and let go of the model and its cache. Safe to call twice."""
         for request_id in list(self._requests):
             self.abort(request_id)
+        if not self._closed:
+            self._closed = True
+            del self.runner
 
     def __enter__(self) -> Engine:
         return self

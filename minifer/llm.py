@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,8 +17,9 @@ from minifer.config import EngineConfig
 from minifer.engine import Engine
 from minifer.events import EventSink
 from minifer.outputs import RequestOutput
-from minifer.postprocessing.hooks import TokenHook
+from minifer.postprocessing.hooks import TokenHook, copy_hooks
 from minifer.request import OutputKind, SamplingParams
+from minifer.sampling_params import as_params
 
 if TYPE_CHECKING:
     from minifer.text.tokenizer import Tokenizer
@@ -107,6 +109,7 @@ class LLM:
         instruction-tuned model asked a bare question may end at once. Use `chat` for questions.
 
         params: one for all, one a prompt, or None for `default_params()`.
+        hooks: copied for each sequence where there are several.
         Raises `ValueError` when a request is refused; then none of them has run.
         """
         batch = _as_batch(prompts)
@@ -116,14 +119,14 @@ class LLM:
         done: dict[str, RequestOutput] = {}
         try:
             for prompt, sampling in zip(batch, final, strict=True):
-                ids.append(self._add(prompt, sampling, hooks))
+                own = hooks if len(batch) == 1 else copy_hooks(hooks)
+                ids.append(self._add(prompt, sampling, own))
             with tqdm(total=len(ids), unit="request", disable=not use_tqdm) as bar:
                 for output in self._outputs(ids):
                     done[output.request_id] = output
                     bar.update()
-        except BaseException:
-            self._abandon(ids)
-            raise
+        finally:
+            self._forget(ids)
         return [done[request_id] for request_id in ids]
 
     def chat(
@@ -141,8 +144,8 @@ class LLM:
         messages: [{"role": "user", "content": "…"}, …]. Raises `ValueError` when the model has no
         template or it refuses the messages.
         """
-        if not messages:
-            raise ValueError("messages must hold at least one message, got none")
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise ValueError(f"messages must be a list of at least one message, got {messages!r}")
         conversations = cast(
             "Sequence[Sequence[Message]]",
             [messages] if isinstance(messages[0], Mapping) else messages,
@@ -168,19 +171,22 @@ class LLM:
         """Continue one prompt and hand out each piece as it comes.
 
         By default each output holds what is new (`OutputKind.DELTA`); a `params.output_kind` other
-        than CUMULATIVE is kept. Closing the iterator aborts the request.
+        than CUMULATIVE is kept. Closing the iterator aborts the request; closing the engine makes
+        it raise `RuntimeError`.
         """
         (sampling,) = self._params(params, 1)
         if params is None or params.output_kind is OutputKind.CUMULATIVE:
             sampling = replace(sampling, output_kind=OutputKind.DELTA)
-        request_id = self._add(prompt, sampling, hooks)
-        return self._stream(request_id)
+        stream = self._stream(self._add(prompt, sampling, hooks))
+        next(stream)  # a generator that never ran would ignore that it is closed
+        return cast("Generator[RequestOutput, None, None]", stream)
 
-    def _stream(self, request_id: str) -> Generator[RequestOutput, None, None]:
+    def _stream(self, request_id: str) -> Generator[RequestOutput | None, None, None]:
         try:
+            yield None
             yield from self._outputs([request_id], every=True)
         finally:
-            self._abandon([request_id])
+            self._forget([request_id])
 
     def score(self, prompts: Prompt | Sequence[Prompt]) -> list[ScoreOutput]:
         """Log-probability of every token of a text given those before it.
@@ -210,11 +216,11 @@ class LLM:
     ) -> list[SamplingParams]:
         if params is None:
             return [self.default_params()] * count
-        if isinstance(params, SamplingParams):
-            return [params] * count
+        if not isinstance(params, (list, tuple)):
+            return [as_params(params)] * count
         if len(params) != count:
             raise ValueError(f"params must hold one entry a prompt ({count}), got {len(params)}")
-        return list(params)
+        return [as_params(entry) for entry in params]
 
     def _add(self, prompt: Prompt, params: SamplingParams, hooks: Sequence[TokenHook]) -> str:
         request_id = f"request-{next(self._names)}"
@@ -230,6 +236,8 @@ class LLM:
         waiting = dict.fromkeys(ids)
         while waiting:
             if not any(self._inbox[request_id] for request_id in waiting):
+                if not self.engine.has_unfinished_requests:
+                    raise RuntimeError("the engine was closed before this request was finished")
                 for output in self.engine.step():
                     self._inbox.setdefault(output.request_id, []).append(output)
             for request_id in list(waiting):
@@ -240,7 +248,8 @@ class LLM:
                     if every or output.finished:
                         yield output
 
-    def _abandon(self, ids: Iterable[str]) -> None:
+    def _forget(self, ids: Iterable[str]) -> None:
+        """Abort what is still running of these requests, and drop what nobody will read."""
         for request_id in ids:
             self.engine.abort(request_id)
             self._inbox.pop(request_id, None)
@@ -260,9 +269,9 @@ class LLM:
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (text or ids) or a list of them → a list."""
-    if isinstance(prompts, str):
-        return [prompts]
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+        return [prompts]  # admission says what is wrong with it
     items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
+    if items and all(isinstance(item, (int, Integral)) for item in items):
         return [items]  # type: ignore[list-item]
     return items  # type: ignore[return-value]

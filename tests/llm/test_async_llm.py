@@ -134,3 +134,47 @@ def test_a_dead_engine_leaves_nobody_waiting():
             await llm.complete([1], GREEDY)
 
     asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_asks_while_the_engine_dies_is_told_too():
+    stepping, asked = threading.Event(), threading.Event()
+
+    async def main():
+        llm = AsyncLLM(engine=tiny_engine())
+
+        def broken():
+            stepping.set()
+            asked.wait(30)
+            raise SystemError("torn")
+
+        llm.engine.step = broken
+        first = asyncio.create_task(llm.complete([1], GREEDY))
+        await asyncio.to_thread(stepping.wait, 30)
+        second = asyncio.create_task(llm.complete([2], GREEDY))
+        await asyncio.sleep(0)  # its command is in the queue now
+        asked.set()
+        outcomes = await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), 30)
+        assert [str(outcome) for outcome in outcomes] == [
+            "the engine stopped: SystemError: torn"
+        ] * 2
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_closes_does_not_hurt_the_engine():
+    llm = AsyncLLM(engine=tiny_engine())
+    loop = asyncio.new_event_loop()
+    stream = llm.generate([1], LONG)
+    loop.run_until_complete(anext(stream))
+    loop.is_closed = lambda: False  # as it looks a moment before it is closed
+    loop.close()
+    output = asyncio.run(llm.complete([2], GREEDY))
+    assert len(output.outputs[0].token_ids) == 8
+    llm.close()
+    del loop.is_closed
+
+
+def test_options_beside_an_engine_are_refused():
+    with pytest.raises(ValueError, match="options must come without an engine, got max_num_seqs"):
+        AsyncLLM(engine=tiny_engine(), max_num_seqs=4)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
+import numpy as np
 import pytest
 import torch
 
 from minifer import LLM, SamplingParams
 from minifer.execution.reference import reference_generate, reference_logits
+from minifer.postprocessing.hooks import HookVerdict
 from minifer.request import OutputKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -79,6 +83,77 @@ def test_a_stream_that_is_closed_aborts_and_two_may_take_turns(llm):
     assert llm.engine.num_unfinished_requests == 1
     text += "".join(piece.outputs[0].text for piece in second)
     assert text == alone.outputs[0].text
+
+
+def test_a_stream_closed_before_its_first_piece_aborts_too(llm):
+    stream = llm.stream("x", GREEDY)
+    assert llm.engine.num_unfinished_requests == 1
+    stream.close()
+    assert not llm.engine.has_unfinished_requests
+
+
+def test_after_close_there_are_no_answers_and_no_tensors(text_model):
+    with LLM(str(text_model), num_kv_blocks=64) as llm:
+        stream = llm.stream("x", GREEDY)
+        next(stream)
+        model = weakref.ref(llm.engine.runner.model)
+    with pytest.raises(RuntimeError, match="closed before this request was finished"):
+        next(stream)
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        llm.generate("x", GREEDY)
+    llm.close()
+    gc.collect()
+    assert model() is None
+
+
+def test_finished_requests_leave_nothing_behind(llm):
+    llm.generate(["a", "b"], GREEDY)
+    list(llm.stream("c", GREEDY))
+    with pytest.raises(ValueError, match="at least 1 token"):
+        llm.generate(["a", ""], GREEDY)
+    assert not llm._inbox
+
+
+class EndAfter3:
+    """A hook with a state of its own."""
+
+    num_tokens = 0
+
+    def on_token(self, token_id, text):
+        self.num_tokens += 1
+        return HookVerdict(text, "stop" if self.num_tokens == 3 else None)
+
+    def on_finish(self, text):
+        return text
+
+
+def test_every_prompt_has_its_own_hooks(llm):
+    outputs = llm.generate(["a", "b", "c"], GREEDY.with_(ignore_eos=True), hooks=[EndAfter3()])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"ab", [b"ab"], {"prompt": "a"}, [1, "a"], [True]])
+def test_what_is_no_prompt_is_refused(llm, prompts):
+    with pytest.raises(ValueError, match="prompt"):
+        llm.generate(prompts, GREEDY)
+
+
+def test_token_ids_may_be_numpy_arrays(llm):
+    (one,) = llm.generate(np.array([97, 98]), GREEDY)
+    two = llm.generate(np.array([[97, 98], [99, 100]]), GREEDY)
+    assert len(two) == 2 and two[0].outputs == one.outputs
+
+
+@pytest.mark.parametrize("params", [{"n": 1}, 5, "greedy", [GREEDY, None, 5]])
+def test_what_is_no_params_is_refused(llm, params):
+    with pytest.raises(ValueError, match="params must be SamplingParams"):
+        llm.generate(["a", "b", "c"], params)
+
+
+@pytest.mark.parametrize("messages", [[], None, "hi", {"role": "user", "content": "hi"}])
+def test_what_is_no_list_of_messages_is_refused(llm, messages):
+    with pytest.raises(ValueError, match="messages must be a list of at least one message"):
+        llm.chat(messages, GREEDY)
 
 
 def test_case_061_and_stop_strings_through_the_engine(llm):
