@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from types import TracebackType
@@ -116,18 +116,14 @@ class LLM:
         per_prompt = self._params(params, len(batch))
         final = [replace(p, output_kind=OutputKind.FINAL_ONLY) for p in per_prompt]
         ids: list[str] = []
-        done: dict[str, RequestOutput] = {}
         try:
             for prompt, sampling in zip(batch, final, strict=True):
                 own = hooks if len(batch) == 1 else copy_hooks(hooks)
                 ids.append(self._add(prompt, sampling, own))
-            with tqdm(total=len(ids), unit="request", disable=not use_tqdm) as bar:
-                for output in self._outputs(ids):
-                    done[output.request_id] = output
-                    bar.update()
+            bar = tqdm(ids, unit="request", disable=not use_tqdm)
+            return [self._next(request_id)[-1] for request_id in bar]
         finally:
             self._forget(ids)
-        return [done[request_id] for request_id in ids]
 
     def chat(
         self,
@@ -184,7 +180,11 @@ class LLM:
     def _stream(self, request_id: str) -> Generator[RequestOutput | None, None, None]:
         try:
             yield None
-            yield from self._outputs([request_id], every=True)
+            finished = False
+            while not finished:
+                for output in self._next(request_id):
+                    finished = output.finished
+                    yield output
         finally:
             self._forget([request_id])
 
@@ -228,25 +228,19 @@ class LLM:
         self._inbox[request_id] = []
         return request_id
 
-    def _outputs(self, ids: Iterable[str], every: bool = False) -> Iterator[RequestOutput]:
-        """Step until all of `ids` are finished; yields their last outputs, or every one.
+    def _next(self, request_id: str) -> list[RequestOutput]:
+        """What came for a request since it was last asked; steps until there is something.
 
         Several streams may take turns: what a step brings for others waits in their inbox.
         """
-        waiting = dict.fromkeys(ids)
-        while waiting:
-            if not any(self._inbox[request_id] for request_id in waiting):
-                if not self.engine.has_unfinished_requests:
-                    raise RuntimeError("the engine was closed before this request was finished")
-                for output in self.engine.step():
-                    self._inbox.setdefault(output.request_id, []).append(output)
-            for request_id in list(waiting):
-                outputs, self._inbox[request_id] = self._inbox[request_id], []
-                for output in outputs:
-                    if output.finished:
-                        del waiting[request_id]
-                    if every or output.finished:
-                        yield output
+        while not self._inbox[request_id]:
+            if not self.engine.has_unfinished_requests:
+                raise RuntimeError("the engine was closed before this request was finished")
+            for output in self.engine.step():
+                if output.request_id in self._inbox:
+                    self._inbox[output.request_id].append(output)
+        outputs, self._inbox[request_id] = self._inbox[request_id], []
+        return outputs
 
     def _forget(self, ids: Iterable[str]) -> None:
         """Abort what is still running of these requests, and drop what nobody will read."""

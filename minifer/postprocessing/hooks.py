@@ -32,7 +32,8 @@ class HookVerdict:
 class TokenHook(Protocol):
     """Watches one sequence. It may keep state, so every sequence gets its own instances.
 
-    A hook that raises fails its own request, and no other.
+    A hook that raises fails its own request, and no other. It must not call the engine, which is
+    in the middle of a step: what ends the sequence is the verdict.
     """
 
     def on_token(self, token_id: int, text: str) -> HookVerdict:
