@@ -32,8 +32,8 @@ def paged_attention(
         rows = batch.decode.rows
         out[rows] = _decode(query[rows], keys, values, batch.decode, scale, window)
     for part in batch.prefill:
-        rows = slice(part.start, part.end)
-        out[rows] = _prefill(query[rows], keys[part.slots], values[part.slots], scale, window)
+        span = slice(part.start, part.end)
+        out[span] = _prefill(query[span], keys[part.slots], values[part.slots], scale, window)
     return out
 
 
