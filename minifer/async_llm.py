@@ -83,7 +83,8 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> RequestOutput:
         """The finished output of one request."""
-        params = as_params(params).with_(output_kind=OutputKind.FINAL_ONLY)
+        params = self.engine.default_params if params is None else as_params(params)
+        params = params.with_(output_kind=OutputKind.FINAL_ONLY)
         async for output in self.generate(prompt, params, **options):
             last = output
         return last

@@ -138,6 +138,8 @@ class EngineConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.max_model_len == 1:
+            raise ValueError("max_model_len must leave room for a prompt and an answer, got 1")
         for name in ("enable_prefix_caching", "float32_logits"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from minifer.config import EngineConfig
-from minifer.events import EventBus, EventSink
+from minifer.events import EventBus, EventSink, StepTimer
 from minifer.execution.runner import ModelRunner, Runner, num_kv_blocks
 from minifer.execution.sampler import Sampled, Sampler, SampleRow, prompt_logprobs
 from minifer.kv.manager import KVCacheManager
@@ -33,6 +33,7 @@ class Engine:
     tests and simulations can bring their own runner.
 
     runner: computes logits. limits: what admission checks. tokenizer: None for token ids only.
+    default_params: of requests that bring none (a model's `generation_config.json`).
     sinks: receive every event. clock: seconds, for metrics and events.
     """
 
@@ -44,12 +45,14 @@ class Engine:
         *,
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Iterable[int] = (),
+        default_params: SamplingParams | None = None,
         sinks: Sequence[EventSink] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
         self.limits = limits
         self.tokenizer = tokenizer
+        self.default_params = as_params(default_params)
         self.events = EventBus(*sinks, clock=clock)
         self.kv = KVCacheManager(
             limits.kv_capacity // config.block_size,
@@ -111,6 +114,7 @@ class Engine:
             limits,
             tokenizer=loaded.tokenizer,
             eos_token_ids=loaded.eos_token_ids,
+            default_params=SamplingParams(**loaded.generation_defaults),
             **parts,
         )
 
@@ -133,7 +137,8 @@ class Engine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         self._check_new("request_id", request_id)
-        params, hooks = as_params(params), check_hooks(hooks)
+        params = self.default_params if params is None else as_params(params)
+        hooks = check_hooks(hooks)
         if params.n > 1:
             copy_hooks(hooks)  # refused now, not when the prompt is computed
         text = prompt if isinstance(prompt, str) else None
@@ -238,14 +243,14 @@ class Engine:
         if not self._requests:
             return []
         self.events.step += 1
-        timer = _StepTimer(self.events)
+        timer = StepTimer(self.events)
         plan = self.scheduler.schedule()  # 1  who gets how many tokens this step
         timer.lap("step.scheduled", "scheduling")
         try:
             batch = self.kv.prepare(plan)  # 2  blocks and slots of every token
             timer.lap("step.prepared", "kv")
             logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
-            timer.lap_forward(plan)
+            timer.lap("step.forward", "decode" if plan.is_decode else "prefill", **plan.counts)
             tokens = self.sampler(logits, self._sample_rows(batch))  # 4  one draw a sequence
             self._score_prompts(batch, logits)
             timer.lap("step.sampled", "decode")
@@ -361,27 +366,3 @@ class Engine:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _StepTimer:
-    """Reports how long each stage of a step took; does nothing when nobody listens."""
-
-    def __init__(self, events: EventBus) -> None:
-        self._events = events
-        self._last = events.clock() if events else 0.0
-        if events:
-            events.emit("engine", "step.started")
-
-    def lap_forward(self, plan: SchedulePlan) -> None:
-        """The forward pass, and how many of its tokens were prefill and how many decode."""
-        if self._events:
-            decode = plan.num_decode_tokens
-            prefill = plan.num_tokens - decode
-            counts = {"num_prefill_tokens": prefill, "num_decode_tokens": decode}
-            self.lap("step.forward", "prefill" if prefill else "decode", **counts)
-
-    def lap(self, name: str, stage: str, **data: Any) -> None:
-        if self._events:
-            now = self._events.clock()
-            self._events.emit(stage, name, None, None, duration=now - self._last, **data)
-            self._last = now

@@ -126,3 +126,20 @@ class EventBus:
                     warnings.warn(
                         f"event sink {sink!r} failed and is dropped: {error!r}", stacklevel=2
                     )
+
+
+class StepTimer:
+    """Reports how long each stage of a step took; does nothing when nobody listens."""
+
+    def __init__(self, events: EventBus) -> None:
+        self._events = events
+        self._last = events.clock() if events else 0.0
+        if events:
+            events.emit("engine", "step.started")
+
+    def lap(self, name: str, stage: str, **data: Any) -> None:
+        """Emit `name` with the seconds since the last lap as `duration`."""
+        if self._events:
+            now = self._events.clock()
+            self._events.emit(stage, name, None, None, duration=now - self._last, **data)
+            self._last = now

@@ -91,7 +91,7 @@ class LLM:
 
     def default_params(self) -> SamplingParams:
         """What the model's `generation_config.json` suggests, on top of our defaults."""
-        return SamplingParams(**self.generation_defaults)
+        return self.engine.default_params
 
     # -- generate
 

@@ -169,7 +169,11 @@ def tiny_engine(*, config: ModelConfig | None = None, sinks=(), tokenizer=None, 
     """An `Engine` on `tiny_model`; invariants are checked by `run_engine`."""
     config = config or tiny_config()
     loaded = SimpleNamespace(
-        model=tiny_model(config), config=config, tokenizer=tokenizer, eos_token_ids=frozenset(eos)
+        model=tiny_model(config),
+        config=config,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset(eos),
+        generation_defaults={},
     )
     options = {"block_size": 4, "num_kv_blocks": 64, **options}
     return Engine.from_loaded(loaded, EngineConfig(**options), sinks=sinks)

@@ -40,15 +40,14 @@ class ModelRunner:
         self.device = parameter.device
         self.backend: Backend = TorchBackend()
         self._float32_logits = engine.float32_logits
-        self.kv = KVStorage(
-            config.num_kv_slots,
-            num_blocks,
-            engine.block_size,
-            config.num_kv_heads,
-            config.head_dim,
-            parameter.dtype,
-            parameter.device,
-        )
+        heads, C = config.num_kv_heads, config.head_dim
+        shape = (config.num_kv_slots, num_blocks, engine.block_size, heads, C)
+        try:
+            self.kv = KVStorage(*shape, parameter.dtype, parameter.device)
+        except RuntimeError as error:  # torch's out of memory
+            raise ValueError(
+                f"num_kv_blocks must fit into memory, got {num_blocks}: {error}"
+            ) from error
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:

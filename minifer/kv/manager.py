@@ -15,6 +15,7 @@ the index finds only blocks whose tokens it compared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -98,10 +99,25 @@ class KVCacheManager:
         self._extend_keys(request, most)
         return self.pool.index.match(request.prefix_keys[:most])
 
-    def can_allocate(self, request: Request, num_new: int, cached: Sequence[int] = ()) -> bool:
-        """Would `allocate` with the same arguments find enough free blocks?"""
-        unused = sum(self.pool.blocks[b].ref_count == 0 for b in cached)
-        return self._blocks_needed(request, num_new, cached) <= self.pool.num_free - unused
+    def can_allocate(
+        self,
+        request: Request,
+        num_new: int,
+        cached: Sequence[int] = (),
+        without: Sequence[Request] = (),
+    ) -> bool:
+        """Would `allocate` with the same arguments find enough free blocks?
+
+        without: requests that would give up their blocks for it first.
+        """
+        held = Counter(block for other in without for block in other.block_table)
+        freed = {block for block, tables in held.items() if self._refs(block) == tables}
+        free = self.pool.num_free + len(freed)
+        hit = sum(self._refs(block) == 0 or block in freed for block in cached)
+        return self._blocks_needed(request, num_new, cached) <= free - hit
+
+    def _refs(self, block_id: int) -> int:
+        return self.pool.blocks[block_id].ref_count
 
     def allocate(self, request: Request, num_new: int, cached: Sequence[int] = ()) -> Allocation:
         """Give the request room for its next `num_new` tokens, after a hit on `cached`.
@@ -113,7 +129,7 @@ class KVCacheManager:
         if cached:
             self._take_hit(request, cached)
         table, first = request.block_table, request.num_computed_tokens // self.block_size
-        if first < len(table) and self.pool.blocks[table[first]].ref_count > 1:
+        if first < len(table) and self._refs(table[first]) > 1:
             (copy,) = self.pool.allocate(1, request.request_id)
             done.copies.append((table[first], copy))
             self.pool.release([table[first]])
@@ -169,7 +185,7 @@ class KVCacheManager:
             computed, table = len(cached) * self.block_size, list(cached)
         needed = -(-(computed + num_new) // self.block_size) - len(table)
         first = computed // self.block_size
-        if first < len(table) and self.pool.blocks[table[first]].ref_count > 1:
+        if first < len(table) and self._refs(table[first]) > 1:
             needed += 1
         return needed
 

@@ -214,7 +214,7 @@ class Postprocessor:
             finished=finished,
             num_cached_tokens=group.num_cached_tokens,
             prompt_logprobs=group.prompt_logprobs,
-            metrics=group.metrics,
+            metrics=replace(group.metrics),
         )
 
     def _count(self, sequence: SequenceOutput) -> None:

@@ -45,8 +45,18 @@ class SchedulePlan:
         return sum(entry.num_new for entry in self.scheduled)
 
     @property
-    def num_decode_tokens(self) -> int:
-        return sum(entry.is_decode for entry in self.scheduled)
+    def counts(self) -> dict[str, int]:
+        """How many of the step's tokens are prefill and how many decode."""
+        decode = sum(entry.is_decode for entry in self.scheduled)
+        return {
+            "num_prefill_tokens": self.num_tokens - decode,
+            "num_decode_tokens": decode,
+        }
+
+    @property
+    def is_decode(self) -> bool:
+        """Does the step nothing but decode?"""
+        return all(entry.is_decode for entry in self.scheduled)
 
     def tokens_by_request(self) -> dict[str, int]:
         """request id → tokens this step, in batch order."""

@@ -141,19 +141,28 @@ class Scheduler:
             self._events.emit("scheduling", "request.scheduled", request.request_id, span)
 
     def _make_room(self, plan: SchedulePlan) -> None:
-        """Let a strictly more important waiting request take seats and blocks of lesser ones."""
-        while self.running:
-            victim = self.waiting.victim(self.running)
-            if not self.waiting.outranks(victim):
-                return
-            head = self.waiting.head()
-            cached = self.kv.find_cached(head)
-            computed = len(cached) * self.kv.block_size
-            num_new = self._num_new(head, computed, self.config.max_num_batched_tokens)
-            seats = self.seats_taken + _seats(head) <= self.config.max_num_seqs
-            if seats and self.kv.can_allocate(head, num_new, cached):
-                return
-            self._preempt(victim, plan)
+        """Let a strictly more important waiting request take seats and blocks of lesser ones.
+
+        Nobody is thrown out in vain: all of the lesser ones together must be enough.
+        """
+        lesser = [request for request in self.running if self.waiting.outranks(request)]
+        if not lesser:
+            return
+        head = self.waiting.head()
+        cached = self.kv.find_cached(head)
+        computed = len(cached) * self.kv.block_size
+        num_new = self._num_new(head, computed, self.config.max_num_batched_tokens)
+
+        def fits(without: list[Request]) -> bool:
+            seats = self.seats_taken + _seats(head) - sum(_seats(r) for r in without)
+            room = self.kv.can_allocate(head, num_new, cached, without)
+            return seats <= self.config.max_num_seqs and room
+
+        if fits(lesser):
+            while not fits([]):
+                victim = self.waiting.victim(lesser)
+                lesser.remove(victim)
+                self._preempt(victim, plan)
 
     def _preempt(self, request: Request, plan: SchedulePlan) -> int:
         """Back to the queue without blocks; returns the budget it had been given this step."""

@@ -175,6 +175,10 @@ def test_engine_options_are_checked_by_name():
             tiny_engine(**{name: value})
     with pytest.raises(ValueError, match=r"max_model_len must be at most 128.* got 129"):
         tiny_engine(max_model_len=129)
+    with pytest.raises(ValueError, match=r"max_model_len must leave room .* got 1"):
+        tiny_engine(max_model_len=1)
+    with pytest.raises(ValueError, match=r"num_kv_blocks must fit into memory, got 1000000000000"):
+        tiny_engine(num_kv_blocks=10**12)
     with pytest.raises(ValueError, match="kv_cache_bytes must hold at least one block"):
         tiny_engine(num_kv_blocks=None, kv_cache_bytes=100)
 
@@ -610,7 +614,11 @@ def test_metrics_on_a_clock_that_ticks():
     from minifer.engine import Engine
 
     loaded = SimpleNamespace(
-        model=tiny_model(), config=tiny_config(), tokenizer=None, eos_token_ids=()
+        model=tiny_model(),
+        config=tiny_config(),
+        tokenizer=None,
+        eos_token_ids=(),
+        generation_defaults={},
     )
     config = EngineConfig(block_size=4, num_kv_blocks=8)
     engine = Engine.from_loaded(loaded, config, clock=lambda: float(next(ticks)))

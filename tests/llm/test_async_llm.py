@@ -178,3 +178,13 @@ def test_a_loop_that_closes_does_not_hurt_the_engine():
 def test_options_beside_an_engine_are_refused():
     with pytest.raises(ValueError, match="options must come without an engine, got max_num_seqs"):
         AsyncLLM(engine=tiny_engine(), max_num_seqs=4)
+
+
+def test_a_request_without_params_takes_the_models_own():
+    async def scenario(llm):
+        llm.engine.default_params = SamplingParams(temperature=0, max_tokens=3)
+        streamed = [output async for output in llm.generate([1])]
+        return streamed[-1], await llm.complete([1])
+
+    for output in run(scenario):
+        assert output.outputs[0].token_ids == reference_generate(tiny_model(), [1], 3)

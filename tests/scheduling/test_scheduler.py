@@ -182,6 +182,28 @@ def test_high_priority_takes_memory_of_the_lowest():
     assert d.tokens() == {"high": 8}
 
 
+def test_nobody_is_thrown_out_when_it_would_not_be_enough():
+    d = low_and_high(6)
+    d.add("boss", range(13), 20, priority=0)
+    for i in range(2):
+        d.add(f"low{i}", [30 + i], 20, priority=5)
+    d.step()
+    d.add("big", range(50, 62), 2, priority=1)  # three blocks; the low ones hold two
+    for _ in range(3):
+        plan = d.step()
+        assert plan.preempted == []
+        assert set(plan.tokens_by_request()) == {"boss", "low0", "low1"}
+
+
+def test_blocks_shared_with_others_do_not_come_back_from_a_victim(index):
+    d = low_and_high(5, prefix_index=index)
+    d.add("boss", range(9), 20, priority=0)
+    d.add("low", [*range(8), 99], 20, priority=5)
+    assert d.tokens() == {"boss": 9, "low": 1}  # five tables' entries, four blocks
+    d.add("big", range(50, 62), 2, priority=1)
+    assert d.step().preempted == [], "the low one holds one block of its own, three are needed"
+
+
 def test_ageing_lets_a_low_priority_overtake_late_high_ones():
     waits = {}
     for ageing in (None, 4):
