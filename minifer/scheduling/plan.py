@@ -28,8 +28,9 @@ class ScheduledRequest:
 
     @property
     def is_decode(self) -> bool:
-        """True for the step that computes one token, the newest: everything else is prefill."""
-        return self.num_new == 1 and self.is_last_chunk
+        """Does it compute one generated token, the newest? Everything else is prefill."""
+        generated = self.start >= self.request.num_prompt_tokens
+        return generated and self.num_new == 1 and self.is_last_chunk
 
 
 @dataclass
