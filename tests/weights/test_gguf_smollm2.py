@@ -12,9 +12,7 @@ import torch
 from safetensors import safe_open
 from test_gguf_tokenizer import GPT2, TEXTS, slow_encode
 
-from minifer.execution.backend import TorchBackend
-from minifer.execution.forward_batch import ForwardBatch
-from minifer.execution.kv_storage import KVStorage
+from minifer import Engine, EngineConfig, SamplingParams
 from minifer.weights.gguf import GGUFFile, config_from_gguf
 from minifer.weights.gguf_tokenizer import tokenizer_from_gguf
 from minifer.weights.resolve import load_model
@@ -36,7 +34,6 @@ QUESTIONS = [
     "Give me a recipe for pancakes.",
 ]
 NEW_TOKENS = 64
-P = 16  # block size
 
 
 @pytest.fixture(scope="module")
@@ -85,42 +82,17 @@ def oracle(gguf_file):
     return model
 
 
-@torch.inference_mode()
 def greedy(loaded, prompts):
-    """NEW_TOKENS greedy tokens of each prompt, all in one batch over paged KV, and the logits of
-    the prompts' last positions. End tokens do not end here."""
-    model, config, backend = loaded.model, loaded.config, TorchBackend()
-    blocks = (max(map(len, prompts)) + NEW_TOKENS) // P + 1
-    kv = KVStorage(
-        config.num_kv_slots,
-        len(prompts) * blocks,
-        P,
-        config.num_kv_heads,
-        config.head_dim,
-        torch.float32,
-    )
-    tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(len(prompts))]
-    sequences = [list(prompt) for prompt in prompts]
-    computed = [0] * len(prompts)
-    first = None
-    for _ in range(NEW_TOKENS):
-        tokens, positions, slots, starts = [], [], [], [0]
-        for table, sequence, done in zip(tables, sequences, computed, strict=True):
-            span = range(done, len(sequence))
-            tokens += sequence[done:]
-            positions += span
-            slots += [table[p // P] * P + p % P for p in span]
-            starts.append(len(tokens))
-        lens = [len(sequence) for sequence in sequences]
-        rows = [start - 1 for start in starts[1:]]
-        batch = ForwardBatch.build(tokens, positions, slots, starts, lens, tables, rows, P)
-        logits = model.logits(model(batch, kv, backend)[batch.logits_rows], backend)
-        first = logits if first is None else first
-        computed = lens
-        for sequence, token in zip(sequences, logits.argmax(-1).tolist(), strict=True):
-            sequence.append(token)
-    answers = [s[len(p) :] for s, p in zip(sequences, prompts, strict=True)]
-    return answers, first
+    """What the engine answers to all prompts in one batch; end tokens do not end here."""
+    config = EngineConfig(kv_cache_bytes=2**28, max_num_batched_tokens=100)
+    engine = Engine.from_loaded(loaded, config)
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params)
+    outputs = {}
+    while engine.has_unfinished_requests:
+        outputs |= {output.request_id: output.outputs[0] for output in engine.step()}
+    return [outputs[str(i)] for i in range(len(prompts))]
 
 
 def test_configuration_is_smollm2s(loaded, gguf_file):
@@ -157,15 +129,17 @@ def test_greedy_tokens_equal_those_of_transformers(loaded, oracle):
     """
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
     prompts = [loaded.tokenizer.apply_chat_template(chat) for chat in chats]
-    answers, first = greedy(loaded, prompts)
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        assert len(answer) == NEW_TOKENS
+    answers = greedy(loaded, prompts)
+    for question, prompt, answer in zip(QUESTIONS, prompts, answers, strict=True):
+        ids = answer.token_ids
+        assert len(ids) == NEW_TOKENS
         with torch.inference_mode():
-            logits = oracle(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        assert logits.argmax(-1).tolist() == answer, QUESTIONS[i]
-        torch.testing.assert_close(first[i], logits[0], rtol=1e-4, atol=5e-4)
-    text = loaded.tokenizer.decode(answers[0][: answers[0].index(2)])
-    assert text.startswith("The capital of France is Paris.")
+            logits = oracle(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == ids, question
+        ours = [scored[token].logprob for token, scored in zip(ids, answer.logprobs, strict=True)]
+        theirs = logits.log_softmax(-1)[torch.arange(NEW_TOKENS), ids]
+        torch.testing.assert_close(torch.tensor(ours), theirs, rtol=1e-4, atol=5e-4)
+    assert answers[0].text.startswith("The capital of France is Paris.")
 
 
 def splits_alike(text):
