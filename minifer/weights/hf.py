@@ -92,6 +92,7 @@ def save_hf(path: str | Path, model: LoadableModel, config: ModelConfig) -> None
     temporary = folder / f"{_SINGLE}.{os.getpid()}.tmp"
     try:
         save_file(tensors, temporary, metadata={"format": "pt"})
+        temporary.chmod(0o644)  # save_file keeps it to its owner
         temporary.replace(folder / _SINGLE)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(folder / "config.json")

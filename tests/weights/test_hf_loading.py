@@ -225,3 +225,8 @@ def test_case_095_end_tokens_are_the_union_with_the_generation_config_first(tmp_
         "repetition_penalty": 1.1,
     }
     assert load_hf(tmp_path)[1].eos_token_ids == (7, 2)
+
+
+def test_others_may_read_what_is_saved(tmp_path: Path) -> None:
+    save(tmp_path)
+    assert [file.stat().st_mode & 0o044 for file in tmp_path.iterdir()] == [0o044] * 2
