@@ -61,9 +61,17 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` run on from a running parent's tokens, sharing its blocks."""
+        """Let `child` run on from a running parent's tokens, sharing its blocks.
+
+        Sequences of one group keep its place in line, in the order of their index; a branch of
+        its own is a new arrival. No two requests stand in the same place: they would preempt
+        each other for ever.
+        """
         self.kv.fork(parent, child)
         child.status, child.arrival = RequestStatus.RUNNING, parent.arrival
+        if child.group is not parent.group:
+            self._arrivals += 1
+            child.arrival, child.arrival_step = self._arrivals, self._step
         child.num_computed_tokens = parent.num_computed_tokens
         self.running.insert(self.running.index(parent) + max(1, child.index), child)
 

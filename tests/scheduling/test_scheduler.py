@@ -239,6 +239,17 @@ def test_case_038_two_that_fit_one_at_a_time_both_finish(index):
     assert all(r.num_output_tokens == 9 for r in d.requests)
 
 
+def test_a_branch_and_its_trunk_do_not_throw_each_other_out_for_ever():
+    d = low_and_high(4, block_size=3, max_prefill_chunk=1, enable_prefix_caching=False)
+    trunk = d.add("trunk", range(5), 6)
+    d.step()
+    branch = trunk.fork("branch", RequestGroup("branch", None))
+    d.scheduler.fork(trunk, branch)
+    d.requests.append(branch)
+    d.run(limit=60)  # each needs all four blocks in the end
+    assert trunk.num_preemptions == 0 < branch.num_preemptions
+
+
 def test_case_041_after_a_resume_every_token_stands_once():
     d = ScheduleDriver(4)
     d.add("a", [1, 2, 3], 8)

@@ -128,5 +128,5 @@ TestScheduler = SchedulerMachine.TestCase
 @pytest.mark.slow
 class TestSchedulerLong(SchedulerMachine.TestCase):
     settings = settings(
-        max_examples=5000, stateful_step_count=60, deadline=None, suppress_health_check=CHECKS
+        max_examples=2000, stateful_step_count=60, deadline=None, suppress_health_check=CHECKS
     )
