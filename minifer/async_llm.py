@@ -54,6 +54,8 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, of the kind `params.output_kind` asks for.
 
+        For a conversation give it the ids of `engine.tokenizer.apply_chat_template(messages)`.
+
         Raises `ValueError` when the request is refused, `RuntimeError` when the engine is closed
         before the request is finished.
         """

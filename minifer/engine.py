@@ -244,10 +244,10 @@ class Engine:
             return []
         self.events.step += 1
         timer = StepTimer(self.events)
-        plan = self.scheduler.schedule()  # 1  who gets how many tokens this step
+        plan = self.scheduler.schedule()  # 1  who gets how many tokens; asks 2 for hits and blocks
         timer.lap("step.scheduled", "scheduling")
         try:
-            batch = self.kv.prepare(plan)  # 2  blocks and slots of every token
+            batch = self.kv.prepare(plan)  # 2  slot of every token
             timer.lap("step.prepared", "kv")
             logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
             timer.lap("step.forward", "decode" if plan.is_decode else "prefill", **plan.counts)

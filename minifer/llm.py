@@ -166,6 +166,8 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Continue one prompt and hand out each piece as it comes.
 
+        For a conversation give it the ids of `tokenizer.apply_chat_template(messages)`.
+
         By default each output holds what is new (`OutputKind.DELTA`); a `params.output_kind` other
         than CUMULATIVE is kept. Closing the iterator aborts the request; closing the engine makes
         it raise `RuntimeError`.
