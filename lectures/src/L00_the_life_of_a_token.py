@@ -138,6 +138,8 @@ for event in events:
 # One prefill and eleven decode steps. Read step 1 aloud: blocks are allocated, the
 # full ones published so that others can find them, the request is scheduled, one
 # forward pass computes the tokens [0, 20), token 20 is drawn and its text released.
+# (Stage 2 speaks before stage 1 is done: a plan without blocks would be none, so the
+# scheduler asks for them while it plans.)
 # Step 2 computes token 20 and draws token 21. Tokens we were given are prefilled,
 # tokens that were drawn are decoded; the scheduler treats both alike and sees how far
 # a request is behind.
@@ -257,7 +259,8 @@ answers = [out.outputs[0].token_ids for out in twice.values()]
 print("same answer:", answers[0] == answers[1])
 
 # %% [markdown]
-# 16 were found and [16, 20) prefilled, for the same answer. No prompt is ever found
+# 16 were found and [16, 20) prefilled, for the same answer. Both ran in one step: in
+# every layer all keys and values are written before any is read. No prompt is ever found
 # whole: the cache keeps keys and values, and drawing a token takes logits.
 #
 # ## Stage 3: what does prefill cost?
@@ -289,14 +292,19 @@ llama = ModelConfig(
     max_position_embeddings=131_072,
 )
 h100 = DEVICES["H100-SXM"]
-print(f"{h100.name}: {h100.ridge_point:.0f} FLOPs a byte ({h100.source}, {h100.date})")
+peak = (
+    f"{h100.peak_flops / 1e12:.0f} TFLOP/s over {h100.memory_bandwidth / 1e12:.2f} TB/s"
+)
+print(f"{h100.name} ({h100.source}, {h100.date}):")
+print(f"{peak} = {h100.ridge_point:.0f} FLOPs a byte")
 for tokens in (1, 16, 256, 512, 2048):
     cost = prefill_cost(llama, tokens).total()
     limit = "arithmetic" if cost.intensity > h100.ridge_point else "memory"
     print(f"{tokens:5} tokens: {cost.intensity:4.0f} FLOPs a byte, limit: {limit}")
 
 # %% [markdown]
-# One token does one FLOP a byte. Between 256 and 512 tokens a step the limit moves
+# One token does one FLOP a byte: a multiply and an add for each weight of two bytes.
+# Many do less than one each, for their own inputs and outputs move too. Between 256 and 512 tokens a step the limit moves
 # from memory to arithmetic: the land of prefill. Beyond, a larger chunk makes a token
 # no cheaper, and others wait longer.
 #
@@ -314,7 +322,9 @@ for batch in (1, 64):
     print(f"{batch:2} requests of 1024 tokens: {read}; at best {best}")
 
 # %% [markdown]
-# Alone, a request reads all 15.0 GB of weights for each token. 64 requests share that
+# Alone, a request reads 15.0 GB of weights for each token: all 8.03 billion but the
+# 128,256 · 4096 of the input embedding, of which it needs one row, at 2 bytes. A
+# token's KV is 2 · 32 layers · 8 heads · 128 · 2 bytes = 131 kB. 64 requests share that
 # read, which is why engines batch. KV is each request's own: with long contexts
 # batching helps less.
 #
