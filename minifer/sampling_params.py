@@ -199,7 +199,10 @@ class SamplingParams:
     def _check_together(self) -> None:
         """Rules about two fields."""
         if self.n > 1 and self.temperature == 0:
-            raise ValueError(f"n must be 1 when temperature is 0 (greedy), got n={self.n}")
+            raise ValueError(
+                f"n must be 1 when temperature is 0 (greedy), got n={self.n}; "
+                "set a temperature above 0"
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"

@@ -286,7 +286,7 @@ def life_of(events: Iterable[Event], request_id: str, position: int | None = Non
     position: of one token, to see only what happened to it: how it was sampled (or came with the
     prompt) and in which step its KV was computed. Times are milliseconds since the request's first
     event. The forward pass of each step that worked on the request is shown too, although it
-    belongs to the whole batch. Raises `ValueError` when no event has this request_id.
+    belongs to the whole batch. Raises `ValueError` when no event has this request_id or position.
     """
     stream = list(events)
     own = [e for e in stream if e.request_id == request_id]
@@ -296,6 +296,9 @@ def life_of(events: Iterable[Event], request_id: str, position: int | None = Non
             f"request_id must be one of {', '.join(known) or 'none (no requests in the events)'}, "
             f"got {request_id!r}"
         )
+    end = max((e.token_range[1] for e in own if e.token_range), default=0)
+    if position is not None and not 0 <= position < end:
+        raise ValueError(f"position must be in [0, {end}) for {request_id!r}, got {position}")
     steps = {
         e.step for e in own if e.name == "request.scheduled" and _covers(e.token_range, position)
     }

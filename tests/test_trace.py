@@ -278,6 +278,12 @@ def test_the_life_of_a_real_request_passes_all_five_stages() -> None:
     ]
 
 
+@pytest.mark.parametrize("position", [-1, 99])
+def test_a_position_that_a_request_does_not_have_is_refused(position: int) -> None:
+    with pytest.raises(ValueError, match=rf"position must be in \[0, \d+\) .*got {position}"):
+        life_of(LIFE, "a", position)
+
+
 def test_the_life_of_nobody_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(ValueError, match="one of a, b, got 'c'"):
         life_of(LIFE, "c")

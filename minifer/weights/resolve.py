@@ -19,7 +19,7 @@ from minifer.weights.pull import PullError, hub_download, pulled_model
 
 DEFAULT_NAMES = ("default", "smollm2")
 TINY_NAMES = ("tiny", "minifer-tiny")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")  # ./x and ../x are paths
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+    device = _usable_device(device)
     if dtype == "auto":
         wanted = torch.float32 if device.type == "cpu" else None
     else:
@@ -124,6 +122,21 @@ def load_model(
         generation_defaults=defaults,
         notice=resolved.notice,
     )
+
+
+def _usable_device(device: str | torch.device) -> torch.device:
+    """A device by its name; asked for memory now, so that its absence is not found out later."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # without CUDA torch asserts
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f'device must be "auto", "cpu" or one that torch finds here, got {str(device)!r}: '
+            f"{reason}"
+        ) from error
+    return torch.device(device)
 
 
 def _bundled_tiny() -> Path:

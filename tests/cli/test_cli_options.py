@@ -140,7 +140,10 @@ def test_the_models_own_suggestions_hold_but_for_the_temperature(
     ("arguments", "sentence"),
     [
         ("--temperature 5", "temperature must be a number in [0, 2], got 5.0"),
-        ("--n 2", "n must be 1 when temperature is 0 (greedy), got n=2"),
+        (
+            "--n 2",
+            "n must be 1 when temperature is 0 (greedy), got n=2; set a temperature above 0",
+        ),
         ("--top-k many", "argument --top-k: invalid int value: 'many'"),
         ("--seed x", "argument --seed: must be an integer or none, got 'x'"),
         ("--logit-bias 5", "argument --logit-bias: must be ID=X such as 17=-2.5, got '5'"),

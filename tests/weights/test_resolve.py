@@ -79,6 +79,19 @@ def test_auto_is_float32_on_a_cpu_and_a_named_dtype_is_taken(folder):
         load_model(folder, "int8")
 
 
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused_by_name(folder, device):
+    with pytest.raises(ValueError, match=f"device must be .*got '{device}'"):
+        load_model(folder, device=device)
+
+
+@pytest.mark.parametrize("path", ["./missing", "../missing"])
+def test_a_path_that_does_not_exist_is_not_looked_for_on_the_hub(path, monkeypatch):
+    monkeypatch.setattr(resolve, "hub_download", lambda name: pytest.fail("asked the hub"))
+    with pytest.raises(ValueError, match="nor a folder"):
+        resolve_model(path)
+
+
 def test_device_auto_takes_a_cpu_where_there_is_no_gpu(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert next(load_model(folder, device="auto").model.parameters()).device.type == "cpu"
