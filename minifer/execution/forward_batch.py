@@ -23,6 +23,8 @@ from torch import Tensor
 class DecodeIndex:
     """The requests with one query, for attention over all of them at once.
 
+    A chunk of one prompt token is among them: to attention it is no different from a decode.
+
     rows: int64 [B'], their rows on the token axis. slots: int64 [B', S], flat slots of their
     contexts, padded to the longest. lengths: int64 [B', 1]. ragged: is any of it padding?
     """
