@@ -117,3 +117,9 @@ def test_the_process_asks_for_tritons_interpreter_where_there_is_no_gpu(
         run = [sys.executable, "-c", program.format(devices)]
         done = subprocess.run(run, capture_output=True, text=True)
         assert done.stdout.splitlines()[-1] == expected
+
+
+def test_the_module_runs_as_the_script_does() -> None:
+    run = [sys.executable, "-m", "minifer", "--version"]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"minifer {minifer.__version__}\n")
