@@ -92,8 +92,10 @@ def _start_process() -> None:
         # Kernels run in Triton's interpreter. It looks once, when torch first imports it.
         os.environ.setdefault("TRITON_INTERPRET", "1")
     # Torch's threads spin while they wait for each other. With another program on one of the
-    # cores that costs a factor of 20, sleeping next to nothing. Read when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # cores that costs a factor of 20; sleeping at once costs a fifth on an idle machine. So spin
+    # briefly, then sleep. Read by the OpenMP library (libgomp) when torch is imported.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # never die of an emoji
     warnings.showwarning = _show_warning

