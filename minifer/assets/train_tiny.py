@@ -64,7 +64,7 @@ class Recipe:
     """What decides the weights. Tokens of a step = rows · length, in both phases."""
 
     seed: int = 0
-    steps: int = 3000
+    steps: int = 2400
     tokens: int = 1024  # a step
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
