@@ -111,4 +111,3 @@ class RequestGroup:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
-    num_finished: int = 0

@@ -62,7 +62,6 @@ class Request:
     num_published_blocks: int = 0  # leading blocks of the table offered to the prefix index
     # written by decode and postprocessing
     token_ids: list[int] = field(default_factory=list)  # prompt + output
-    reported: bool = False  # its last chunk has been handed out
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -84,7 +83,6 @@ class Request:
             prefix_keys=list(self.prefix_keys),
             num_published_blocks=0,
             token_ids=list(self.token_ids),
-            reported=False,
         )
 
     @property

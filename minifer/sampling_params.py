@@ -28,9 +28,9 @@ class OutputKind(StrEnum):
 
 
 # name, lowest and highest value, and the rule in words
-Limits = tuple[tuple[str, float, float, str], ...]
+_Rules = tuple[tuple[str, float, float, str], ...]
 _ABOVE_0 = math.ulp(0.0)  # the smallest positive number
-_NUMBERS: Limits = (
+_NUMBERS: _Rules = (
     ("temperature", 0, 2, "a number in [0, 2]"),
     ("top_p", _ABOVE_0, 1, "a number in (0, 1]"),
     ("min_p", 0, 1, "a number in [0, 1]"),
@@ -38,13 +38,13 @@ _NUMBERS: Limits = (
     ("presence_penalty", -2, 2, "a number in [-2, 2]"),
     ("frequency_penalty", -2, 2, "a number in [-2, 2]"),
 )
-_INTEGERS: Limits = (
+_INTEGERS: _Rules = (
     ("top_k", -1, math.inf, "an integer: 0 or -1 for off, else at least 1"),
     ("n", 1, math.inf, "an integer of at least 1"),
     ("min_tokens", 0, math.inf, "an integer of at least 0"),
     ("priority", -(2**31), math.inf, "an integer of at least -2**31"),
 )
-_INTEGERS_OR_NONE: Limits = (
+_INTEGERS_OR_NONE: _Rules = (
     ("seed", -(2**63), MAX_SEED - 1, "a 64-bit integer or None"),
     ("max_tokens", 1, math.inf, "an integer of at least 1, or None"),
     ("logprobs", -1, math.inf, "an integer of at least 0, -1 or None"),

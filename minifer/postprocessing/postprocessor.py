@@ -36,6 +36,7 @@ class SequenceOutput:
         self.stop_reason: str | int | None = None
         self.num_sent_tokens = 0  # of DELTA outputs: how much has been handed out
         self.num_sent_characters = 0
+        self.reported = False  # its last chunk has been handed out
         self.detokenizer: IncrementalDetokenizer | None = None
         if decode is not None and params.detokenize:
             skip = params.skip_special_tokens
@@ -194,18 +195,17 @@ class Postprocessor:
         The last sequence to finish takes the group with it.
         """
         sequences = self._groups[group]
-        finished = all(s.finish_reason is not None for s in sequences)
-        finished = finished and len(sequences) == group.n
+        finished = self._finished(group)
         kind = sequences[0].request.params.output_kind
         if kind is OutputKind.FINAL_ONLY and not finished:
             return None
         if finished:
             del self._groups[group]
         if kind is OutputKind.DELTA:  # one that had its last chunk says no more
-            sequences = [s for s in sequences if not s.request.reported]
+            sequences = [s for s in sequences if not s.reported]
         completions = [s.completion(kind) for s in sequences]
         for sequence in sequences:
-            sequence.request.reported = sequence.finish_reason is not None
+            sequence.reported = sequence.finish_reason is not None
         return RequestOutput(
             request_id=group.request_id,
             prompt=group.prompt,
@@ -216,6 +216,11 @@ class Postprocessor:
             prompt_logprobs=group.prompt_logprobs,
             metrics=replace(group.metrics),
         )
+
+    def _finished(self, group: RequestGroup) -> bool:
+        """Have all n sequences been forked, and come to their end?"""
+        sequences = self._groups[group]
+        return len(sequences) == group.n and all(s.finish_reason is not None for s in sequences)
 
     def _count(self, sequence: SequenceOutput) -> None:
         metrics, now = sequence.request.group.metrics, self._events.clock()
@@ -230,8 +235,7 @@ class Postprocessor:
         if sequence.finish_reason is None:
             return False
         request = sequence.request
-        request.group.num_finished += 1
-        if request.group.num_finished == request.group.n:
+        if self._finished(request.group):
             request.group.metrics.finished_time = self._events.clock()
         if self._events:
             self._events.emit(
