@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from collections.abc import Iterator
@@ -50,7 +51,8 @@ def _replace(new: Path, target: Path) -> None:
             target.rename(aside / target.name)
         try:
             new.rename(target)
-        except OSError:
-            if not target.is_dir():
+        except OSError as error:
+            # The error itself is the evidence that another writer put its own finished folder
+            # there in between: by now a third may already have moved that one aside.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            # Another process put its own finished folder there in between.
