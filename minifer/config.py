@@ -10,6 +10,7 @@ H query heads, K KV heads, C head dim, L layers, V vocabulary, P block size, N b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any, Literal
@@ -22,6 +23,9 @@ BACKENDS = ("torch",)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POLICIES = ("fcfs", "priority", "lpm")
 PREFIX_INDEXES = ("hash", "radix")
+KV_WRITE_POLICIES = ("through", "second_touch")
+KV_LOAD_POLICIES = ("auto", "always")
+GUARD_ACTIONS = ("report", "stop", "off")
 
 
 @dataclass(frozen=True)
@@ -125,14 +129,26 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: min(1 GiB, 40 % of free memory) on a CPU
     enable_prefix_caching: bool = True
     prefix_index: str = "hash"
+    # Tiers below the device (stage 2); both are off by default
+    kv_dram_bytes: int | None = None  # memory for blocks that were evicted or may come back
+    kv_disk_path: PathLike[str] | str | None = None  # folder of block files; survives a restart
+    kv_disk_bytes: int = 4 * 1024**3  # the folder's size cap
+    kv_write_policy: str = "through"  # second_touch: store a block when it is used again
+    kv_load_policy: str = "auto"  # load where it beats recomputing; always: whenever it is there
+    kv_load_timeout: float = 5.0  # seconds a request waits for its blocks from disk
     # Sampling (stage 4)
     seed: int | None = 0  # of requests that bring none; None draws one from the system
     float32_logits: bool = False  # run the LM head in float32 (bf16 flips close greedy picks)
+    # Post-processing (stage 5)
+    guards: str = "report"  # what the default guards do about a reply that goes wrong
+    # Everywhere: poison, guard bands, invariants after every step. Slow, and loud.
+    debug: bool = False
 
     def __post_init__(self) -> None:
-        positive = ["max_num_seqs", "max_num_batched_tokens", "block_size"]
+        positive = ["max_num_seqs", "max_num_batched_tokens", "block_size", "kv_disk_bytes"]
         optional = ["max_prefill_chunk", "max_model_len", "priority_ageing_steps"]
-        for name in positive + optional + ["num_kv_blocks", "kv_cache_bytes"]:
+        optional += ["num_kv_blocks", "kv_cache_bytes", "kv_dram_bytes"]
+        for name in positive + optional:
             value = getattr(self, name)
             if value is None and name not in positive:
                 continue
@@ -140,11 +156,17 @@ class EngineConfig:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if self.max_model_len == 1:
             raise ValueError("max_model_len must leave room for a prompt and an answer, got 1")
-        for name in ("enable_prefix_caching", "float32_logits"):
+        for name in ("enable_prefix_caching", "float32_logits", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.model, (str, PathLike)):
             raise ValueError(f"model must be a name or a path, got {self.model!r}")
+        path, timeout = self.kv_disk_path, self.kv_load_timeout
+        if path is not None and (not isinstance(path, (str, PathLike)) or not str(path)):
+            raise ValueError(f"kv_disk_path must be a folder or None, got {path!r}")
+        number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+        if not number or not 0 <= timeout < math.inf:
+            raise ValueError(f"kv_load_timeout must be at least 0 seconds, got {timeout!r}")
         if not isinstance(self.device, str):
             raise ValueError(f'device must be a string such as "cpu", got {self.device!r}')
         if self.seed is not None and type(self.seed) is not int:
@@ -154,11 +176,23 @@ class EngineConfig:
             ("dtype", DTYPES),
             ("scheduling_policy", POLICIES),
             ("prefix_index", PREFIX_INDEXES),
+            ("kv_write_policy", KV_WRITE_POLICIES),
+            ("kv_load_policy", KV_LOAD_POLICIES),
+            ("guards", GUARD_ACTIONS),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
+        if self.has_kv_tiers and not self.enable_prefix_caching:
+            raise ValueError(
+                "kv_dram_bytes and kv_disk_path need enable_prefix_caching=True, got False: a tier "
+                "finds blocks by their prefix"
+            )
+
+    @property
+    def has_kv_tiers(self) -> bool:
+        return self.kv_dram_bytes is not None or self.kv_disk_path is not None
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:

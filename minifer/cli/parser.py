@@ -7,10 +7,21 @@ import textwrap
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from os import PathLike
+from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from minifer.config import BACKENDS, DTYPES, POLICIES, PREFIX_INDEXES, EngineConfig
+from minifer.config import (
+    BACKENDS,
+    DTYPES,
+    GUARD_ACTIONS,
+    KV_LOAD_POLICIES,
+    KV_WRITE_POLICIES,
+    POLICIES,
+    PREFIX_INDEXES,
+    EngineConfig,
+)
 from minifer.sampling_params import SamplingParams
 
 # Fields that are no option, and why.
@@ -62,13 +73,24 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "kv_cache_bytes": ("N", "memory of the KV cache; none: a share of what is free"),
     "enable_prefix_caching": ("", "reuse the KV of equal beginnings (default: yes)"),
     "prefix_index": ("", "how equal beginnings are found"),
+    "kv_dram_bytes": ("N", "memory for KV blocks that left the device; none: no such tier"),
+    "kv_disk_path": ("FOLDER", "keep KV blocks in files there, also over a restart"),
+    "kv_disk_bytes": ("N", "size limit of that folder"),
+    "kv_write_policy": ("", "through: store every full block; second_touch: one used again"),
+    "kv_load_policy": ("", "auto: load a block where that beats computing it; always: load it"),
+    "kv_load_timeout": ("S", "seconds a request waits for its blocks from disk"),
     "float32_logits": ("", "compute logits in float32 with a smaller dtype"),
+    "guards": ("", "what to do about a reply that repeats itself or drifts: report, stop or off"),
+    "debug": ("", "poison unused KV memory and check every invariant after every step; slow"),
 }
 _CHOICES = {
     "dtype": DTYPES,
     "backend": BACKENDS,
     "scheduling_policy": POLICIES,
     "prefix_index": PREFIX_INDEXES,
+    "kv_write_policy": KV_WRITE_POLICIES,
+    "kv_load_policy": KV_LOAD_POLICIES,
+    "guards": GUARD_ACTIONS,
 }
 
 
@@ -165,6 +187,8 @@ def _add_fields(
 def _reading(hint: Any) -> dict[str, Any]:
     """How argparse reads a value of a type; of a union's members the last that is not None."""
     members = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    if str in members and PathLike[str] in members:
+        return {"type": Path}
     kind = [member for member in members if member is not NoneType][-1]
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}

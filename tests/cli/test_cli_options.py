@@ -61,7 +61,15 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "kv_cache_bytes": ("--kv-cache-bytes 1000000", 1000000),
     "enable_prefix_caching": ("--no-enable-prefix-caching", False),
     "prefix_index": ("--prefix-index radix", "radix"),
+    "kv_dram_bytes": ("--kv-dram-bytes 1000000", 1000000),
+    "kv_disk_path": ("--kv-disk-path blocks", Path("blocks")),
+    "kv_disk_bytes": ("--kv-disk-bytes 1000000", 1000000),
+    "kv_write_policy": ("--kv-write-policy second_touch", "second_touch"),
+    "kv_load_policy": ("--kv-load-policy always", "always"),
+    "kv_load_timeout": ("--kv-load-timeout 0.5", 0.5),
     "float32_logits": ("--float32-logits", True),
+    "guards": ("--guards stop", "stop"),
+    "debug": ("--debug", True),
 }
 
 
@@ -71,7 +79,10 @@ class Admitted(Exception):  # noqa: N818 - it is no error
 
 @pytest.fixture
 def admitted(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     """Run `minifer generate` with some arguments; what the engine was built and asked with."""
     seen: list[tuple[EngineConfig, SamplingParams]] = []
@@ -81,6 +92,7 @@ def admitted(
         raise Admitted
 
     monkeypatch.setattr(Engine, "add_request", add_request)
+    monkeypatch.chdir(tmp_path)
 
     def run(arguments: str) -> tuple[EngineConfig, SamplingParams]:
         command = ["generate", "hi", "--model", str(model_folder), "--json", *arguments.split()]

@@ -1,0 +1,1 @@
+"""The bug clinic: faults of production engines, each one a switch on the real engine."""

@@ -1,0 +1,1 @@
+"""Where KV goes when the device is full, and comes back from: DRAM, then disk."""

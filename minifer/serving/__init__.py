@@ -1,0 +1,1 @@
+"""The engine behind HTTP: OpenAI-compatible routes, streaming, limits and metrics."""
