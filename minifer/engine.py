@@ -11,7 +11,9 @@ from minifer.config import EngineConfig
 from minifer.events import EventBus, EventSink, StepTimer
 from minifer.execution.runner import ModelRunner, Runner, num_kv_blocks
 from minifer.execution.sampler import Sampled, Sampler, SampleRow, prompt_logprobs
+from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
+from minifer.kv.shadow import ShadowKV
 from minifer.kv.step_input import StepInput
 from minifer.outputs import RequestGroup, RequestOutput
 from minifer.postprocessing.hooks import TokenHook, check_hooks, copy_hooks
@@ -60,7 +62,9 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
             index=config.prefix_index,
             events=self.events,
+            debug=config.debug,
         )
+        self.shadow = ShadowKV(config.block_size) if config.debug else None
         self.scheduler = Scheduler(config, self.kv, self.events)
         self.runner = runner
         self.sampler = Sampler()
@@ -249,6 +253,8 @@ class Engine:
         try:
             batch = self.kv.prepare(plan)  # 2  slot of every token
             timer.lap("step.prepared", "kv")
+            if self.shadow is not None:
+                self.shadow.follow(plan, batch)
             logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
             timer.lap("step.forward", "decode" if plan.is_decode else "prefill", **plan.counts)
             tokens = self.sampler(logits, self._sample_rows(batch))  # 4  one draw a sequence
@@ -262,6 +268,8 @@ class Engine:
         self.scheduler.advance(plan)
         outputs = self._postprocess(plan, batch, tokens)  # 5  text, stops; frees what is done
         timer.lap("step.postprocessed", "postprocessing")
+        if self.config.debug:
+            check_invariants(self.kv, (*self.scheduler.running, *self.scheduler.waiting))
         return outputs
 
     def _sample_rows(self, batch: StepInput) -> list[SampleRow]:

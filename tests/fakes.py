@@ -166,7 +166,7 @@ def tiny_model(config: ModelConfig | None = None, seed: int = 0, std: float = 0.
 
 
 def tiny_engine(*, config: ModelConfig | None = None, sinks=(), tokenizer=None, eos=(), **options):
-    """An `Engine` on `tiny_model`; invariants are checked by `run_engine`."""
+    """An `Engine` on `tiny_model` in debug mode; `run_engine` checks the invariants too."""
     config = config or tiny_config()
     loaded = SimpleNamespace(
         model=tiny_model(config),
@@ -175,7 +175,7 @@ def tiny_engine(*, config: ModelConfig | None = None, sinks=(), tokenizer=None, 
         eos_token_ids=frozenset(eos),
         generation_defaults={},
     )
-    options = {"block_size": 4, "num_kv_blocks": 64, **options}
+    options = {"block_size": 4, "num_kv_blocks": 64, "debug": True, **options}
     return Engine.from_loaded(loaded, EngineConfig(**options), sinks=sinks)
 
 

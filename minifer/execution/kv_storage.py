@@ -6,17 +6,21 @@ step that writes into a view copies all of what the view looks at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from minifer.debug import DebugError
 
 
 class KVStorage:
     """Keys and values of all blocks: `keys[slot]`, `values[slot]` of shape [N, P, K, C].
 
     The memory is not initialised. Nothing may depend on what an unwritten position holds, NaN
-    included: attention zeroes what it masks.
+    included: attention zeroes what it masks. debug: fill it with NaN, so that whoever depends on
+    it is found out, and lay one more block of NaN on either side of each tensor.
     """
 
     def __init__(
@@ -28,12 +32,19 @@ class KVStorage:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        debug: bool = False,
     ) -> None:
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_slots)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_slots)]
+        band = 1 if debug else 0
+        shape = (num_blocks + 2 * band, block_size, num_kv_heads, head_dim)
+        whole = [torch.empty(shape, dtype=dtype, device=device) for _ in range(2 * num_slots)]
+        if debug:
+            for tensor in whole:
+                tensor.fill_(math.nan)
+            whole = [tensor[band:-band] for tensor in whole]
+        self.keys, self.values = whole[:num_slots], whole[num_slots:]
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._guarded = debug
 
     @staticmethod
     def bytes_per_block(
@@ -41,6 +52,24 @@ class KVStorage:
     ) -> int:
         """2 (K and V) · slots · P · K · C · bytes an element."""
         return 2 * num_slots * block_size * num_kv_heads * head_dim * dtype.itemsize
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """Fill blocks with NaN: what they held is nobody's any more."""
+        if block_ids:
+            for tensor in (*self.keys, *self.values):
+                tensor[list(block_ids)] = math.nan
+
+    def check_guard_bands(self) -> None:
+        """Raise `DebugError` when something was written beside the pool. Debug mode only."""
+        for slot, tensor in enumerate((*self.keys, *self.values)):
+            size = tensor[0].numel()
+            whole = tensor.as_strided((tensor.numel() + 2 * size,), (1,), 0)
+            for side, band in (("before", whole[:size]), ("after", whole[-size:])):
+                if self._guarded and not bool(band.isnan().all()):
+                    kind = "values" if slot >= len(self.keys) else "keys"
+                    raise DebugError(
+                        f"something wrote {side} the {kind} of KV slot {slot % len(self.keys)}"
+                    )
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination): the copy of copy-on-write."""

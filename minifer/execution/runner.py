@@ -40,10 +40,11 @@ class ModelRunner:
         self.device = parameter.device
         self.backend: Backend = TorchBackend()
         self._float32_logits = engine.float32_logits
+        self._debug = engine.debug
         heads, C = config.num_kv_heads, config.head_dim
         shape = (config.num_kv_slots, num_blocks, engine.block_size, heads, C)
         try:
-            self.kv = KVStorage(*shape, parameter.dtype, parameter.device)
+            self.kv = KVStorage(*shape, parameter.dtype, parameter.device, engine.debug)
         except RuntimeError as error:  # torch's out of memory
             raise ValueError(
                 f"num_kv_blocks must fit into memory, got {num_blocks}: {error}"
@@ -53,6 +54,7 @@ class ModelRunner:
     def forward(self, step: StepInput) -> Tensor:
         """Copy what copy-on-write asks for, write this step's KV, attend, project to logits."""
         self.kv.copy_blocks(step.block_copies)
+        self.kv.poison(step.block_poison)
         batch = ForwardBatch.build(
             step.token_ids,
             step.positions,
@@ -66,6 +68,8 @@ class ModelRunner:
         )
         hidden = self.model(batch, self.kv, self.backend)
         rows = hidden[batch.logits_rows]
+        if self._debug:
+            self.kv.check_guard_bands()
         return self.model.logits(rows, self.backend, float32=self._float32_logits)
 
 

@@ -30,12 +30,18 @@ class BlockPool:
     The free queue is the LRU list: blocks are reused from its front and freed to its back. A free
     block that is still published keeps its content until it is reused; a prefix hit takes it
     back out of the queue.
+
+    track_lost: note in `lost` which blocks were freed or handed out since it was last emptied, so
+    that debug mode can poison what they held.
     """
 
-    def __init__(self, num_blocks: int, index: PrefixIndex, events: EventBus) -> None:
+    def __init__(
+        self, num_blocks: int, index: PrefixIndex, events: EventBus, track_lost: bool = False
+    ) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.free_queue: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
         self.index = index
+        self.lost: list[int] | None = [] if track_lost else None
         self._events = events
 
     @property
@@ -61,6 +67,7 @@ class BlockPool:
                 self.unpublish(block_id, "kv.block_evicted")
             self.blocks[block_id].ref_count = 1
             taken.append(block_id)
+        self._lose(taken)
         if self._events and taken:
             self._events.emit("kv", "kv.block_allocated", request_id, blocks=taken)
         return taken
@@ -84,6 +91,7 @@ class BlockPool:
             if block.ref_count == 0:
                 self.free_queue[block_id] = None
                 freed.append(block_id)
+        self._lose(freed)
         if self._events and freed:
             self._events.emit("kv", "kv.block_freed", request_id, blocks=freed)
 
@@ -102,5 +110,11 @@ class BlockPool:
         gone = self.index.remove(key, block_id)
         for other in gone:
             self.blocks[other].key = None
+        self._lose(other for other in gone if self.blocks[other].ref_count == 0)
         if self._events:
             self._events.emit("kv", event, None, blocks=gone)
+
+    def _lose(self, block_ids: Iterable[int]) -> None:
+        """These blocks changed hands; what one holds is lost unless the index can find it."""
+        if self.lost is not None:
+            self.lost += [b for b in block_ids if self.blocks[b].key is None]

@@ -1,10 +1,11 @@
-"""What must hold between any two steps. Property tests and debugging call it; serving does not."""
+"""What must hold between any two steps. Property tests and debug mode call it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
+from minifer.debug import DebugError
 from minifer.kv.manager import KVCacheManager
 from minifer.kv.prefix_index import HashChainIndex
 from minifer.kv.prefix_key import make_key
@@ -13,7 +14,7 @@ from minifer.request import Request
 
 
 def check_invariants(kv: KVCacheManager, requests: Iterable[Request]) -> None:
-    """Raise `AssertionError` with the first broken invariant.
+    """Raise `DebugError` with the first broken invariant.
 
     requests: every request that may hold blocks.
     """
@@ -82,4 +83,4 @@ def _check_radix(kv: KVCacheManager, index: RadixIndex, published: set[int]) -> 
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise AssertionError(message)
+        raise DebugError(message)

@@ -67,6 +67,7 @@ class KVCacheManager:
         index: str = "hash",
         hash_function: HashFunction = sha256,
         events: EventBus | None = None,
+        debug: bool = False,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -74,7 +75,7 @@ class KVCacheManager:
         self._events = events if events is not None else EventBus()
         self._hash = hash_function
         indexes: dict[str, type[PrefixIndex]] = {"hash": HashChainIndex, "radix": RadixIndex}
-        self.pool = BlockPool(num_blocks, indexes[index](), self._events)
+        self.pool = BlockPool(num_blocks, indexes[index](), self._events, track_lost=debug)
 
     @property
     def capacity(self) -> int:
@@ -142,7 +143,12 @@ class KVCacheManager:
 
     def prepare(self, plan: SchedulePlan) -> StepInput:
         """Lay a plan out for the model: tokens, positions, slots, block tables, rows wanted."""
-        return prepare(plan, self.block_size)
+        step = prepare(plan, self.block_size)
+        if self.pool.lost:
+            kept = {target for _, target in step.block_copies}
+            step.block_poison = sorted(set(self.pool.lost) - kept)
+            self.pool.lost.clear()
+        return step
 
     def take_back(self, allocation: Allocation) -> None:
         """The step will not compute what it was to publish: nobody may find it."""

@@ -26,6 +26,8 @@ class StepInput:
     sampled: (scheduled request, its row of the logits) for whoever gets a token this step.
     prompt_rows: (scheduled request, first position, rows of the logits) for log-probabilities of
     the prompt: the row of position p scores the token at p + 1.
+    block_copies: (source, destination) blocks of copy-on-write, made before anything is written.
+    block_poison: in debug mode, blocks that hold nothing any more; not those just copied to.
     """
 
     block_size: int
@@ -36,6 +38,7 @@ class StepInput:
     seq_lens: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    block_poison: list[int] = field(default_factory=list)
     logits_rows: list[int] = field(default_factory=list)
     sampled: list[tuple[ScheduledRequest, int]] = field(default_factory=list)
     prompt_rows: list[tuple[ScheduledRequest, int, range]] = field(default_factory=list)
