@@ -73,6 +73,7 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._seed = config.seed if config.seed is not None else time.time_ns()
         self._num_admitted = 0
+        self.num_step_tokens = 0  # computed by the last step
         self._closed = False
         self._requests: dict[str, Request] = {}  # the first sequence of every open request
 
@@ -249,6 +250,7 @@ class Engine:
         self.events.step += 1
         timer = StepTimer(self.events)
         plan = self.scheduler.schedule()  # 1  who gets how many tokens; asks 2 for hits and blocks
+        self.num_step_tokens = plan.num_tokens
         timer.lap("step.scheduled", "scheduling")
         try:
             batch = self.kv.prepare(plan)  # 2  slot of every token
