@@ -20,9 +20,7 @@ def scattered(lengths, new, *, block_size, heads, kv_heads, seed=0, dtype=torch.
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-length // block_size) for length in lengths]
     free = torch.randperm(sum(needed) + 3, generator=generator).tolist()
-    kv = KVStorage(1, len(free), block_size, kv_heads, C, dtype)
-    for tensor in (*kv.keys, *kv.values):
-        tensor.fill_(float("nan"))
+    kv = KVStorage(1, len(free), block_size, kv_heads, C, dtype, debug=True)
     keys, values, tables, slots, positions, start = [], [], [], [], [], [0]
     for length, blocks, count in zip(lengths, needed, new, strict=True):
         table, free = free[:blocks], free[blocks:]

@@ -39,7 +39,7 @@ def tiny_model(seed: int = 0, **changes: object) -> Transformer:
 class PagedRun:
     """Requests whose KV lies in blocks handed out in a scrambled order, run step by step.
 
-    The storage starts as NaN: an output that touches an unwritten position becomes NaN.
+    The storage is poisoned: an output that touches an unwritten position becomes NaN.
     """
 
     def __init__(self, model: Transformer, num_requests: int = 1, block_size: int = 4) -> None:
@@ -53,9 +53,8 @@ class PagedRun:
             config.num_kv_heads,
             config.head_dim,
             model.embed_tokens.weight.dtype,
+            debug=True,
         )
-        for tensor in (*self.kv.keys, *self.kv.values):
-            tensor.fill_(torch.nan)
         order = torch.randperm(num_requests * blocks, generator=torch.Generator().manual_seed(1))
         self.tables = order.view(num_requests, blocks).tolist()
         self.computed = [0] * num_requests
