@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from minifer.config import EngineConfig
 from minifer.events import EventBus, EventSink, StepTimer
 from minifer.execution.runner import ModelRunner, Runner, num_kv_blocks
-from minifer.execution.sampler import Sampled, Sampler, SampleRow, prompt_logprobs
+from minifer.execution.sampler import NON_FINITE, Sampled, Sampler, SampleRow, prompt_logprobs
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
 from minifer.kv.shadow import ShadowKV
 from minifer.kv.step_input import StepInput
 from minifer.outputs import RequestGroup, RequestOutput
+from minifer.postprocessing.guards import Report, default_guards, requested_guards
 from minifer.postprocessing.hooks import TokenHook, check_hooks, copy_hooks
 from minifer.postprocessing.postprocessor import Postprocessor
 from minifer.request import MAX_SEED, Request, RequestStatus, SamplingParams
@@ -26,6 +29,30 @@ from minifer.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from minifer.text.tokenizer import Tokenizer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[Engine, P], T],
+) -> Callable[Concatenate[Engine, P], T]:
+    """Refuse a call from within another one: from a hook or an event sink, or a second thread."""
+
+    @functools.wraps(method)
+    def call(self: Engine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._working:
+            raise RuntimeError(
+                f"{method.__name__} was called while the engine works: a hook or an event sink "
+                "must not call it (a hook ends its sequence by its verdict), nor a second thread"
+            )
+        self._working = True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._working = False
+
+    return call
 
 
 class Engine:
@@ -74,6 +101,8 @@ class Engine:
         self._seed = config.seed if config.seed is not None else time.time_ns()
         self._num_admitted = 0
         self.num_step_tokens = 0  # computed by the last step
+        self.guard_trips: Counter[str] = Counter()  # alarms by guard, since the start
+        self._working = False  # inside one of its own methods
         self._closed = False
         self._requests: dict[str, Request] = {}  # the first sequence of every open request
 
@@ -125,6 +154,7 @@ class Engine:
 
     # -- requests
 
+    @_one_at_a_time
     def add_request(
         self,
         request_id: str,
@@ -159,7 +189,7 @@ class Engine:
             self._eos_token_ids,
             self.tokenizer,
         )
-        self.postprocessor.open(request, hooks)
+        self.postprocessor.open(request, [*hooks, *self._guards(request)])
         self._num_admitted += 1
         self._requests[request_id] = request
         request.group.metrics.arrival_time = self.events.clock()
@@ -168,6 +198,7 @@ class Engine:
             span = (0, request.num_prompt_tokens)
             self.events.emit("scheduling", "request.admitted", request_id, span, n=params.n)
 
+    @_one_at_a_time
     def fork(self, request_id: str, new_request_id: str, seed: int | None = None) -> None:
         """Branch a request: a second one goes on from the same tokens with its own noise.
 
@@ -199,6 +230,27 @@ class Engine:
             self.scheduler.add(child)
         self._report_fork(parent, child)
 
+    def _guards(self, request: Request) -> list[TokenHook]:
+        """What watches a reply: the limits of the request itself, then the default guards."""
+        tokenizer, params, action = self.tokenizer, request.params, self.config.guards
+        text = None
+        if tokenizer is not None and params.detokenize:
+            text = lambda: tokenizer.decode(request.prompt_token_ids)  # noqa: E731
+        own = requested_guards(params, self._reporter(request, "stop"))
+        return own + default_guards(action, text, self._reporter(request, action))
+
+    def _reporter(self, request: Request, action: str) -> Report:
+        """Counts and reports alarms; a plain function, for hooks are copied and engines not."""
+
+        def report(guard: str, reason: str) -> None:
+            self.guard_trips[guard] += 1
+            if self.events:
+                data = {"guard": guard, "reason": reason, "action": action}
+                emit, name = self.events.emit, request.request_id
+                emit("postprocessing", "guard.tripped", name, None, **data)
+
+        return report
+
     def _check_new(self, name: str, request_id: Any) -> None:
         if not is_text(request_id):
             raise ValueError(
@@ -214,6 +266,7 @@ class Engine:
             )
         return self.tokenizer.encode(text)
 
+    @_one_at_a_time
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at any moment between steps; None when it is unknown or already done.
 
@@ -239,6 +292,7 @@ class Engine:
 
     # -- the step
 
+    @_one_at_a_time
     def step(self) -> list[RequestOutput]:
         """Move every request that fits by some tokens; returns what the callers get to see.
 
@@ -308,6 +362,8 @@ class Engine:
                 sampled = next(queue)
                 if sampled.error is not None:
                     self.kv.withdraw(sequence)
+                    if sampled.error in NON_FINITE:
+                        self._reporter(sequence, "stop")("non_finite", sampled.error)
                 if self.postprocessor.accept(sequence, sampled):
                     self.scheduler.finish(sequence)
         outputs = (self._output(request) for request in touched.values())

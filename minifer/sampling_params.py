@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 MIN_TEMPERATURE = 0.01  # below it float32 logits overflow; vLLM raises small values to it too
 MAX_SEED = 2**64
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+MAX_PATTERN_SIZE = 1024  # tokens; bounds the work that a repeating reply can ask of a step
 
 
 class OutputKind(StrEnum):
@@ -25,6 +26,38 @@ class OutputKind(StrEnum):
     CUMULATIVE = "cumulative"  # everything so far
     DELTA = "delta"  # what is new since the last one
     FINAL_ONLY = "final_only"  # nothing until the request is finished
+
+
+@dataclass(frozen=True)
+class RepetitionDetection:
+    """End a reply, with `finish_reason="repetition"`, whose tail repeats. Names are vLLM's.
+
+    max_pattern_size: longest passage that is looked for, in tokens, at most 1024.
+    min_count: how many times in a row it must be there, at least 2.
+    min_pattern_size: shortest passage that counts; 0 stands for 1.
+
+    Raises `ValueError` naming the field, its value and the limit.
+    """
+
+    max_pattern_size: int
+    min_count: int
+    min_pattern_size: int = 1
+
+    def __post_init__(self) -> None:
+        def check(name: str, low: int, high: float, rule: str) -> int:
+            full_name = f"repetition_detection.{name}"
+            return _integer(full_name, getattr(self, name), low, high, f"an integer {rule}")
+
+        largest = check("max_pattern_size", 1, MAX_PATTERN_SIZE, f"in [1, {MAX_PATTERN_SIZE}]")
+        count = check("min_count", 2, math.inf, "of at least 2")
+        rule = f"from 0 to max_pattern_size ({largest})"
+        smallest = max(1, check("min_pattern_size", 0, largest, rule))
+        for name, value in zip(
+            ("max_pattern_size", "min_count", "min_pattern_size"),
+            (largest, count, smallest),
+            strict=True,
+        ):
+            object.__setattr__(self, name, value)
 
 
 # name, lowest and highest value, and the rule in words
@@ -89,6 +122,18 @@ def _logit_bias(values: Any) -> dict[int, float]:
     return bias
 
 
+def _repetition_detection(value: Any) -> RepetitionDetection:
+    if isinstance(value, RepetitionDetection):
+        return value
+    known = [field.name for field in fields(RepetitionDetection)]
+    if not isinstance(value, Mapping) or not {*known[:2]} <= value.keys() <= {*known}:
+        raise ValueError(
+            "repetition_detection must be a RepetitionDetection or a mapping with "
+            f"{known[0]}, {known[1]} and perhaps {known[2]}, got {value!r}"
+        )
+    return RepetitionDetection(**value)
+
+
 def is_text(value: Any) -> bool:
     """A non-empty string that has UTF-8 bytes: a lone surrogate has none."""
     return isinstance(value, str) and 0 < len(value) == len(value.encode(errors="ignore").decode())
@@ -129,6 +174,7 @@ class SamplingParams:
     skip_special_tokens, detokenize: how, and whether, text is made.
     priority: smaller is sooner, used by the `priority` policy.
     cache_salt: requests share cached prefixes only within one salt.
+    repetition_detection: end a reply that repeats itself; a mapping of its fields will do.
 
     Numbers of other libraries (numpy's) are taken and become Python's. Raises `ValueError` naming
     the field, its value and the limit.
@@ -158,6 +204,7 @@ class SamplingParams:
     detokenize: bool = True
     priority: int = 0
     cache_salt: str | None = None
+    repetition_detection: RepetitionDetection | None = None
     output_kind: OutputKind = OutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -190,6 +237,8 @@ class SamplingParams:
             raise ValueError(
                 f"cache_salt must be a non-empty string of valid Unicode, got {self.cache_salt!r}"
             )
+        if self.repetition_detection is not None:
+            set_("repetition_detection", _repetition_detection(self.repetition_detection))
         if self.output_kind not in tuple(OutputKind):
             kinds = ", ".join(OutputKind)
             raise ValueError(f"output_kind must be one of {kinds}, got {self.output_kind!r}")

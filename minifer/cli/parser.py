@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import textwrap
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from minifer.config import (
     PREFIX_INDEXES,
     EngineConfig,
 )
-from minifer.sampling_params import SamplingParams
+from minifer.sampling_params import RepetitionDetection, SamplingParams
 
 # Fields that are no option, and why.
 NOT_SAMPLING_OPTIONS = {"output_kind"}  # how much of the answer comes when: the command decides
@@ -57,6 +58,10 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
     "detokenize": ("", "turn tokens into text (default: yes)"),
     "priority": ("N", "smaller is sooner, with --scheduling-policy priority"),
     "cache_salt": ("TEXT", "share cached prefixes with requests of this salt only"),
+    "repetition_detection": (
+        "JSON",
+        'end an answer that repeats itself: {"max_pattern_size": 32, "min_count": 4}',
+    ),
 }
 ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "dtype": ("", "numbers to compute with; auto: float32 on a CPU, else the model's"),
@@ -198,6 +203,8 @@ def _reading(hint: Any) -> dict[str, Any]:
         return {"type": _integers, "action": "extend"}
     if kind == Mapping[int, float]:
         return {"type": _pair, "action": "append"}
+    if kind is RepetitionDetection:
+        return {"type": _json}
     if kind is int and NoneType in members:
         return {"type": _integer_or_none}
     if kind in (int, float, str):
@@ -219,6 +226,13 @@ def _integers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ArgumentTypeError(f"must be token ids such as 17 or 17,42, got {text!r}") from None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"must be JSON, got {text!r}: {error}") from None
 
 
 def _pair(text: str) -> tuple[int, float]:

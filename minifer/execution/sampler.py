@@ -21,6 +21,9 @@ from minifer.request import Request, SamplingParams
 
 __all__ = ["SampleRow", "Sampled", "Sampler", "prompt_logprobs", "scaled_logits", "survivors"]
 
+# What is wrong with logits before any rule has touched them.
+NON_FINITE = ("logits hold NaN", "logits hold +inf", "every logit is -inf")
+
 # min-p and top-p compare probabilities with a limit. Relative to the limit, this much counts as
 # equal: more than what float32 rounds, so that [.5, .3, .2] at top_p = .8 keeps two tokens.
 TOLERANCE = 1e-6
@@ -185,12 +188,11 @@ def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.fl
 
 def _error(raw_best: float, best: float) -> str | None:
     """Why a row with these maxima, of the raw logits and after the rules, cannot be drawn from."""
+    nan, infinite, nothing = NON_FINITE
     if math.isnan(raw_best):
-        return "logits hold NaN"
-    if raw_best == math.inf:
-        return "logits hold +inf"
-    if raw_best == -math.inf:
-        return "every logit is -inf"
+        return nan
+    if math.isinf(raw_best):
+        return infinite if raw_best > 0 else nothing
     if best == -math.inf:
         return "every token is masked by allowed_token_ids, bad_words, min_tokens or logit_bias"
     if not math.isfinite(best):

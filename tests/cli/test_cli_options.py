@@ -17,7 +17,7 @@ from minifer.cli.parser import (
 )
 from minifer.config import EngineConfig
 from minifer.engine import Engine
-from minifer.sampling_params import SamplingParams
+from minifer.sampling_params import RepetitionDetection, SamplingParams
 
 # field → arguments and the value they must become; none of the values is a default
 SAMPLING: dict[str, tuple[str, Any]] = {
@@ -45,6 +45,10 @@ SAMPLING: dict[str, tuple[str, Any]] = {
     "detokenize": ("--no-detokenize", False),
     "priority": ("--priority -3", -3),
     "cache_salt": ("--cache-salt pepper", "pepper"),
+    "repetition_detection": (
+        '--repetition-detection {"max_pattern_size":8,"min_count":3}',
+        RepetitionDetection(max_pattern_size=8, min_count=3),
+    ),
 }
 ENGINE: dict[str, tuple[str, Any]] = {
     "dtype": ("--dtype bfloat16", "bfloat16"),
@@ -160,6 +164,7 @@ def test_the_models_own_suggestions_hold_but_for_the_temperature(
         ("--seed x", "argument --seed: must be an integer or none, got 'x'"),
         ("--logit-bias 5", "argument --logit-bias: must be ID=X such as 17=-2.5, got '5'"),
         ("--stop-token-ids a", "argument --stop-token-ids: must be token ids such as 17 or 17,42"),
+        ("--repetition-detection {", "argument --repetition-detection: must be JSON, got '{'"),
         ("--dtype int8", "argument --dtype: invalid choice: 'int8'"),
         ("--block-size 0", "block_size must be an integer of at least 1, got 0"),
         ("--max-tok 5", "unrecognized arguments: --max-tok"),  # an abbreviation is not an option
