@@ -14,6 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from minifer.sampling_params import is_text
+
+CONTENT_FILTER = "content_filter"  # the finish reason of a reply whose text was withheld
+
 
 @dataclass(frozen=True)
 class HookVerdict:
@@ -21,7 +25,9 @@ class HookVerdict:
 
     text: what may be released now: the text it was given, less of it (the rest is held by the
         hook), or that with text held earlier.
-    finish_reason: None to go on; else the sequence ends with it, and with stop_reason.
+    finish_reason: None to go on; else the sequence ends with it, and with stop_reason. Any
+        non-empty string. Where the token ends the sequence anyway ("stop", "length") that stands,
+        unless the hook says "content_filter": text is missing then, and the caller must know.
     """
 
     text: str
@@ -44,11 +50,12 @@ class TokenHook(Protocol):
         """
         ...
 
-    def on_finish(self, text: str) -> str:
+    def on_finish(self, text: str) -> str | HookVerdict:
         """Called once, when the sequence has ended for whatever reason.
 
         text: the last text, which no `on_token` has seen. Returns what is released after it all:
-        held text and text that are fine. A hook that has blocked the reply returns "".
+        held text and text that are fine. A hook that has blocked the reply returns "". One that
+        blocks it only now returns a verdict with "content_filter".
         """
         ...
 
@@ -75,18 +82,32 @@ def copy_hooks(hooks: Sequence[TokenHook]) -> list[TokenHook]:
 def run_hooks(hooks: Sequence[TokenHook], token_id: int, text: str) -> HookVerdict:
     """Send one token through the hooks: each sees the text that the one before let through.
 
-    A hook that ends the sequence keeps no other from judging its text; the first reason counts.
+    A hook that ends the sequence keeps no other from judging its text; the first reason counts,
+    but for "content_filter".
     """
     verdict = HookVerdict(text)
     for hook in hooks:
-        new = hook.on_token(token_id, verdict.text)
-        first = new if verdict.finish_reason is None else verdict
-        verdict = HookVerdict(new.text, first.finish_reason, first.stop_reason)
+        verdict = _after(verdict, hook, hook.on_token(token_id, verdict.text))
     return verdict
 
 
-def finish_hooks(hooks: Sequence[TokenHook], text: str) -> str:
+def finish_hooks(hooks: Sequence[TokenHook], text: str) -> HookVerdict:
     """Send the last text through the hooks; returns the last text for the caller."""
+    verdict = HookVerdict(text)
     for hook in hooks:
-        text = hook.on_finish(text)
-    return text
+        new = hook.on_finish(verdict.text)
+        verdict = _after(verdict, hook, HookVerdict(new) if isinstance(new, str) else new)
+    return verdict
+
+
+def _after(verdict: HookVerdict, hook: TokenHook, new: Any) -> HookVerdict:
+    """The verdict of all hooks up to `hook`. Raises `TypeError` for one that is none."""
+    fine = isinstance(new, HookVerdict) and isinstance(new.text, str)
+    if not fine or not (new.finish_reason is None or is_text(new.finish_reason)):
+        raise TypeError(
+            f"{type(hook).__name__} must return a HookVerdict with a text and a finish_reason that "
+            f"is None or a non-empty string, got {new!r}"
+        )
+    overrules = verdict.finish_reason is None or new.finish_reason == CONTENT_FILTER
+    first = new if overrules else verdict
+    return HookVerdict(new.text, first.finish_reason, first.stop_reason)

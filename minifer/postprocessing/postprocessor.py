@@ -15,7 +15,14 @@ from minifer.events import EventBus
 from minifer.execution.sampler import Sampled
 from minifer.outputs import CompletionOutput, RequestGroup, RequestOutput, TokenLogprobs
 from minifer.postprocessing.detokenizer import PROMPT_CONTEXT, IncrementalDetokenizer
-from minifer.postprocessing.hooks import TokenHook, copy_hooks, finish_hooks, run_hooks
+from minifer.postprocessing.hooks import (
+    CONTENT_FILTER,
+    HookVerdict,
+    TokenHook,
+    copy_hooks,
+    finish_hooks,
+    run_hooks,
+)
 from minifer.postprocessing.stop_strings import StopStrings
 from minifer.request import OutputKind, Request
 
@@ -68,12 +75,16 @@ class SequenceOutput:
         stop_reason: str | int | None
         reason, stop_reason = self._token_end(token_id, armed)
         text = self._detokenize(token_id, reason)
+        if request.grammar is not None and reason != "stop":
+            request.grammar.accept(token_id)
+            if request.grammar.complete:  # wins over the length, as an end token does
+                reason = "stop"
         text = self.stops.push(text, armed=armed)
         if self.stops.hit is not None:
             reason, stop_reason = "stop", self.stops.hit
         verdict = run_hooks(self.hooks, token_id, text)
         self.text += verdict.text
-        if reason is None and verdict.finish_reason is not None:
+        if verdict.finish_reason is not None and reason in (None, *_outranked(verdict)):
             reason, stop_reason = verdict.finish_reason, verdict.stop_reason
         if reason is not None:
             self.end(reason, stop_reason)
@@ -110,7 +121,10 @@ class SequenceOutput:
                 reason, stop_reason = "stop", self.stops.hit
         # Set before the hooks run: one that raises must not leave the sequence open.
         self.finish_reason, self.stop_reason = reason, stop_reason
-        self.text += finish_hooks(self.hooks, rest)
+        verdict = finish_hooks(self.hooks, rest)
+        self.text += verdict.text
+        if verdict.finish_reason is not None and reason in _outranked(verdict):
+            self.finish_reason, self.stop_reason = verdict.finish_reason, verdict.stop_reason
 
     def fail(self, error: BaseException) -> None:
         """A fault in this sequence's own text or hooks: end it, ask them nothing more."""
@@ -136,6 +150,11 @@ class SequenceOutput:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+
+def _outranked(verdict: HookVerdict) -> tuple[str, ...]:
+    """Ends of a reply that a hook's reason replaces: the caller must know that text is missing."""
+    return ("stop", "length") if verdict.finish_reason == CONTENT_FILTER else ()
 
 
 class Postprocessor:

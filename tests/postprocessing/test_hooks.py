@@ -54,8 +54,8 @@ def reply(hooks: Sequence[TokenHook], pieces: Sequence[str], tail: str = "") -> 
         verdict = run_hooks(hooks, token_id, piece)
         text += verdict.text
         if verdict.finish_reason is not None:
-            return text + finish_hooks(hooks, tail), verdict
-    return text + finish_hooks(hooks, tail), None
+            return text + finish_hooks(hooks, tail).text, verdict
+    return text + finish_hooks(hooks, tail).text, None
 
 
 PIECES = ["a ", "se", "cr", "et", " b", " c"]
@@ -63,7 +63,7 @@ PIECES = ["a ", "se", "cr", "et", " b", " c"]
 
 def test_without_hooks_text_passes_as_it_is() -> None:
     assert run_hooks([], 5, "text") == HookVerdict("text")
-    assert finish_hooks([], "text") == "text"
+    assert finish_hooks([], "text").text == "text"
 
 
 def test_text_is_held_until_judged_and_the_last_of_it_comes_at_the_end() -> None:
@@ -74,7 +74,7 @@ def test_text_is_held_until_judged_and_the_last_of_it_comes_at_the_end() -> None
         "",
         "section ",
     ]
-    assert finish_hooks([hook], "c") == "bc"
+    assert finish_hooks([hook], "c").text == "bc"
 
 
 def test_a_hook_ends_the_reply_and_what_it_held_is_never_released() -> None:

@@ -104,7 +104,7 @@ def canonical(value: Any) -> str:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            return value.strip()  # type: ignore[union-attr]
+            return value.strip()
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=repr)
 
 
