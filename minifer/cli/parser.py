@@ -24,6 +24,7 @@ from minifer.config import (
     EngineConfig,
 )
 from minifer.sampling_params import RepetitionDetection, SamplingParams
+from minifer.structured_output import StructuredOutput
 
 # Fields that are no option, and why.
 NOT_SAMPLING_OPTIONS = {"output_kind"}  # how much of the answer comes when: the command decides
@@ -61,6 +62,11 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
     "repetition_detection": (
         "JSON",
         'end an answer that repeats itself: {"max_pattern_size": 32, "min_count": 4}',
+    ),
+    "structured": (
+        "JSON",
+        'the form of the answer: {"json": SCHEMA}, {"json_object": true}, {"regex": "[0-9]+"}, '
+        '{"choice": ["yes", "no"]} or {"grammar": LARK}',
     ),
 }
 ENGINE_HELP: Mapping[str, tuple[str, str]] = {
@@ -125,11 +131,12 @@ def add_command(
     about: str,
     examples: Sequence[tuple[str, str]],
     code: Sequence[tuple[str, str]],
+    prog: str = "minifer",
 ) -> Parser:
     """A command whose help explains it, shows examples and names the code behind it.
 
     usage: the name and what must follow it. examples: (arguments, what they do). code: (place,
-    what lives there).
+    what lives there). prog: what stands before the name.
     """
     description = [textwrap.fill(about, 96), "", "examples:"]
     description += [f"  minifer {args}\n      {does}" for args, does in examples]
@@ -137,7 +144,7 @@ def add_command(
     epilog = ["in the code:", *(f"  {place:{width}}{what}" for place, what in code)]
     parser: Parser = commands.add_parser(
         usage.split()[0],
-        usage=f"minifer {usage} [options]",
+        usage=f"{prog} {usage} [options]",
         help=summary,
         description="\n".join(description),
         epilog="\n".join(epilog),
@@ -157,6 +164,11 @@ def add_model_options(parser: Parser, skip: Iterable[str] = ()) -> None:
     )
     sampling = parser.add_argument_group("sampling (the fields of minifer.SamplingParams)")
     _add_fields(sampling, SamplingParams, SAMPLING_HELP, NOT_SAMPLING_OPTIONS | set(skip))
+    add_engine_options(parser)
+
+
+def add_engine_options(parser: Parser) -> None:
+    """All fields of `EngineConfig`."""
     engine = parser.add_argument_group("engine (the fields of minifer.EngineConfig)")
     _add_fields(engine, EngineConfig, ENGINE_HELP, NOT_ENGINE_OPTIONS)
 
@@ -203,7 +215,7 @@ def _reading(hint: Any) -> dict[str, Any]:
         return {"type": _integers, "action": "extend"}
     if kind == Mapping[int, float]:
         return {"type": _pair, "action": "append"}
-    if kind is RepetitionDetection:
+    if kind in (RepetitionDetection, StructuredOutput):
         return {"type": _json}
     if kind is int and NoneType in members:
         return {"type": _integer_or_none}

@@ -19,6 +19,7 @@ Schema of `BenchmarkResult.to_dict` (`schema_version` 1; it grows with any chang
     arms            arm → metric → {unit, values, median, min, max, iqr}
     ratios          arm → metric → {values, median, min, max, iqr}: arm ÷ baseline, per round;
                     a round whose baseline is 0 has none
+    details         what only this benchmark records, such as every request of a load test
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class BenchmarkResult:
     units: Mapping[str, str]
     arms: Mapping[str, Mapping[str, Summary]]
     ratios: Mapping[str, Mapping[str, Summary]] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, see the schema at the top of this file."""
