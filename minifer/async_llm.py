@@ -192,6 +192,14 @@ class AsyncLLM:
         self._submit(command)
         return await answer
 
+    def post(self, function: Callable[[Engine], object]) -> None:
+        """The same without waiting for it; nothing happens when the engine is closed."""
+
+        def command() -> None:
+            function(self.engine)
+
+        self._submit(command, or_raise=False)
+
     def abort_all(self) -> None:
         """End every open request: its caller gets a last output with `finish_reason="abort"`."""
         self._submit(self._abort_all, or_raise=False)

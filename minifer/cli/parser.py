@@ -155,6 +155,13 @@ def add_command(
 
 def add_model_options(parser: Parser, skip: Iterable[str] = ()) -> None:
     """--model and all fields of `SamplingParams` and `EngineConfig` but those in `skip`."""
+    add_model_option(parser)
+    sampling = parser.add_argument_group("sampling (the fields of minifer.SamplingParams)")
+    _add_fields(sampling, SamplingParams, SAMPLING_HELP, NOT_SAMPLING_OPTIONS | set(skip))
+    add_engine_options(parser)
+
+
+def add_model_option(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         default="default",
@@ -162,9 +169,6 @@ def add_model_options(parser: Parser, skip: Iterable[str] = ()) -> None:
         help="what `minifer pull` fetched (default), minifer-tiny, a folder in Hugging Face "
         "format, a .gguf file, or a hub id",
     )
-    sampling = parser.add_argument_group("sampling (the fields of minifer.SamplingParams)")
-    _add_fields(sampling, SamplingParams, SAMPLING_HELP, NOT_SAMPLING_OPTIONS | set(skip))
-    add_engine_options(parser)
 
 
 def add_engine_options(parser: Parser) -> None:

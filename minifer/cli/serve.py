@@ -1,0 +1,141 @@
+"""`minifer serve`: the engine behind HTTP, for OpenAI's clients and for a browser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from minifer.cli import session
+from minifer.cli.parser import add_command, add_engine_options, add_model_option, engine_fields
+from minifer.config import EngineConfig
+
+if TYPE_CHECKING:
+    from minifer.async_llm import AsyncLLM
+
+KEY_VARIABLE = "MINIFER_API_KEY"
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "serve",
+        run,
+        summary="serve a model over HTTP, as OpenAI's API",
+        about="Load a model once and answer many clients in one batch. Routes: "
+        "/v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, "
+        "/health_generate, /metrics (Prometheus), /version, /events (what the engine does to a "
+        "request, live), and a chat page at /. A field that is not implemented is an error, "
+        "never ignored. SIGTERM or Ctrl-C finishes what is running, a second one cuts it short.",
+        examples=[
+            ("serve", "open http://127.0.0.1:8000 in a browser and chat"),
+            ("serve --model minifer-tiny --port 0", "the bundled model, on any free port"),
+            ("serve --host 0.0.0.0", f"for other machines; put a key into {KEY_VARIABLE} first"),
+            ("serve --max-num-seqs 16 --num-kv-blocks 512", "a small engine, to see it queue"),
+        ],
+        code=[
+            ("minifer/serving/app.py", "the routes"),
+            ("minifer/serving/fields.py", "what a request may say"),
+            ("minifer/serving/streaming.py", "tokens on their way, and clients that leave"),
+            ("minifer/async_llm.py", "one engine thread, any number of callers"),
+        ],
+    )
+    add_model_option(parser)
+    group = parser.add_argument_group("server")
+    add_option = group.add_argument
+    add_option("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add_option("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    add_option(
+        "--api-key",
+        metavar="KEY",
+        help=f"clients must send it; better in {KEY_VARIABLE}, where other users do not see it",
+    )
+    add_option("--served-model-name", metavar="NAME", help="what clients call the model")
+    for name, metavar, text in (
+        ("max_queue", "N", "prompts that may be open before a client gets a 429"),
+        ("max_prompts", "N", "prompts of one request"),
+        ("max_body_bytes", "N", "size of one request"),
+        ("max_logprobs", "N", "largest logprobs a request may ask for; -1: no limit"),
+        ("shutdown_timeout", "S", "seconds that open requests may go on at the end"),
+    ):
+        default = _DEFAULTS[name]
+        add_option(
+            "--" + name.replace("_", "-"),
+            metavar=metavar,
+            type=type(default),
+            default=argparse.SUPPRESS,
+            help=f"{text} (default: {default:g})",
+        )
+    add_engine_options(parser)
+
+
+# Defaults of `ServerSettings`, which lives behind the server extra; a test compares them.
+_DEFAULTS: dict[str, int | float] = {
+    "max_queue": 256,
+    "max_prompts": 64,
+    "max_body_bytes": 4194304,
+    "max_logprobs": 20,
+    "shutdown_timeout": 10.0,
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = EngineConfig.from_kwargs(model=arguments.model, **engine_fields(arguments))
+    if not 0 <= arguments.port < 65536:
+        raise ValueError(f"--port must be in [0, 65536), got {arguments.port}")
+    try:
+        from minifer.serving.run import bind, is_public, url_of
+        from minifer.serving.run import run as serve
+        from minifer.serving.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f'`minifer serve` needs {error.name}: pip install "minifer[server]"'
+        ) from error
+    given = {f.name: getattr(arguments, f.name, None) for f in fields(ServerSettings)}
+    given["api_key"] = arguments.api_key or os.environ.get(KEY_VARIABLE)
+    settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
+    if is_public(arguments.host) and settings.api_key is None:
+        print(
+            f"minifer: warning: {arguments.host} is reachable from other machines and there is no "
+            f"API key: anybody may use this server (--api-key or {KEY_VARIABLE})",
+            file=sys.stderr,
+        )
+    with bind(arguments.host, arguments.port) as listener:
+        llm, settings = _load(config, settings)
+        with llm:
+            listener.listen(128)
+            _print_welcome(url_of(listener), settings)
+            serve(llm, settings, listener)
+    return 0
+
+
+def _load(config: EngineConfig, settings: Any) -> tuple[AsyncLLM, Any]:
+    """The engine, and settings that name its model: as it was asked for, else by its folder."""
+    from dataclasses import replace
+
+    from minifer.async_llm import AsyncLLM
+    from minifer.engine import Engine
+    from minifer.weights.resolve import load_model
+
+    loaded = load_model(config.model, config.dtype, config.device)
+    if loaded.notice:
+        session.note(loaded.notice)
+    if settings.served_model_name is None:
+        name = loaded.path.name.removesuffix(".gguf") if config.model == "default" else config.model
+        settings = replace(settings, served_model_name=str(name))
+    return AsyncLLM(engine=Engine.from_loaded(loaded, config)), settings
+
+
+def _print_welcome(url: str, settings: Any) -> None:
+    key = "-H 'Authorization: Bearer KEY' " if settings.api_key else ""
+    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    print(
+        f"minifer serves {settings.served_model_name} at {url}\n"
+        f"  browser  {url}/\n"
+        f'  openai   OpenAI(base_url="{url}/v1", api_key="…")\n'
+        f"  curl     curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
+        f"-d '{body}'",
+        flush=True,
+    )

@@ -1,0 +1,248 @@
+"""The routes. `create_app` wires one engine to one Starlette application.
+
+::
+
+    client ─▶ RequireKey ─▶ route ─▶ seat? body? ─▶ fields ─▶ AsyncLLM ─▶ engine thread
+           ◀─ JSON, or server-sent events ◀───────────────── outputs ◀──┘
+
+Without a key (`--api-key`) every route is open; with one, `/` and `/health` still are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+import minifer
+from minifer.async_llm import AsyncLLM
+from minifer.engine import Engine
+from minifer.postprocessing.reasoning import writes_reasoning
+from minifer.request import SamplingParams
+from minifer.serving.body import read_json
+from minifer.serving.chat import chat_completions
+from minifer.serving.completions import completions
+from minifer.serving.errors import APIError, on_error
+from minifer.serving.event_stream import EventHub, Subscriber, events
+from minifer.serving.limits import OpenRequests, RequireKey
+from minifer.serving.logprobs import TokenBytes
+from minifer.serving.metrics import ServerMetrics
+from minifer.serving.settings import ServerSettings
+from minifer.serving.streaming import EventStream, unless_gone
+from minifer.serving.tokenize import detokenize, tokenize
+from minifer.text.tokenizer import Tokenizer
+
+PAGE = Path(__file__).parent / "static" / "chat.html"
+HEALTH_SECONDS = 30.0  # for one token
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
+class Server:
+    """What the routes share. Raises `ValueError` for an engine without a tokenizer."""
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+        if llm.engine.tokenizer is None:
+            raise ValueError("a server needs a tokenizer, this engine has none")
+        self.llm = llm
+        self.settings = settings
+        self.tokenizer: Tokenizer = llm.engine.tokenizer
+        self.model_name = settings.served_model_name or llm.engine.config.model
+        self.created = int(time.time())
+        self.open_requests = OpenRequests(settings.max_queue)
+        self.metrics = ServerMetrics(llm, self.model_name)
+        self.hub = EventHub()
+        self.token_bytes = TokenBytes(self.tokenizer)
+        self.writes_reasoning = writes_reasoning(self.tokenizer)
+
+    def json(self, content: Mapping[str, Any]) -> Response:
+        return JSONResponse(content)
+
+    def check_model(self, fields: Mapping[str, Any]) -> None:
+        """One model is served; a request may name it, and no other."""
+        name = fields.get("model", self.model_name)
+        if name != self.model_name:
+            message = f"model {name!r:.80} is not served here, {self.model_name!r} is"
+            raise APIError(404, message, param="model", code="model_not_found")
+
+    def check_token_ids(self, lists: list[list[int]], name: str) -> None:
+        size = self.llm.engine.limits.vocab_size
+        for ids in lists:
+            for token_id in ids:
+                if not 0 <= token_id < size:
+                    message = f"{name} must be token ids in [0, {size}), got {token_id}"
+                    raise APIError(400, message, param=name)
+
+    def attach_hub(self, engine: Engine) -> None:
+        if self.hub not in engine.events.sinks:
+            engine.events.sinks.append(self.hub)
+
+    def detach_hub(self, engine: Engine) -> None:
+        if not self.hub.subscribers and self.hub in engine.events.sinks:
+            engine.events.sinks.remove(self.hub)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        self.hub.subscribers.remove(subscriber)
+        self.llm.post(self.detach_hub)
+
+
+def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlette:
+    """An ASGI application on an engine, which it does not close. `app.state.server` is its inside.
+
+    Raises `ValueError` for an engine without a tokenizer.
+    """
+    settings = settings if settings is not None else ServerSettings()
+    app = Starlette(
+        routes=[
+            Route("/", _page),
+            Route("/health", _health),
+            Route("/health_generate", _health_generate),
+            Route("/version", _version),
+            Route("/metrics", _metrics),
+            Route("/events", _events),
+            Route("/v1/models", _models),
+            Route("/v1/models/{name:path}", _model),
+            Route("/v1/completions", _generate(completions), methods=["POST"]),
+            Route("/v1/chat/completions", _generate(chat_completions), methods=["POST"]),
+            Route("/tokenize", _post(tokenize), methods=["POST"]),
+            Route("/detokenize", _post(detokenize), methods=["POST"]),
+        ],
+        exception_handlers={Exception: on_error, APIError: on_error, ClientDisconnect: on_error}
+        | dict.fromkeys((404, 405), on_error),
+        middleware=[Middleware(RequireKey, settings.api_key)] if settings.api_key else [],
+    )
+    app.router.redirect_slashes = False
+    app.state.server = Server(llm, settings)
+    return app
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _server(request: Request) -> Server:
+    server: Server = request.app.state.server
+    return server
+
+
+def _generate(
+    handler: Callable[[Server, Mapping[str, Any], ExitStack], Awaitable[Response]],
+) -> Endpoint:
+    """A route that runs the engine: takes a seat before it reads the body, and gives it back with
+    all else when the answer is over or the client has left."""
+
+    async def endpoint(request: Request) -> Response:
+        server = _server(request)
+        settings = server.settings
+        with ExitStack() as stack:
+            stack.enter_context(server.open_requests.seat())
+            body = await read_json(request, settings.max_body_bytes, settings.body_timeout)
+            work = handler(server, body, stack)
+            response = await unless_gone(request.receive, work)  # type: ignore[arg-type]
+            if isinstance(response, EventStream):
+                response.resources = stack.pop_all()
+            return response
+
+    return endpoint
+
+
+def _post(handler: Callable[[Server, Mapping[str, Any]], Awaitable[Response]]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        server = _server(request)
+        settings = server.settings
+        body = await read_json(request, settings.max_body_bytes, settings.body_timeout)
+        return await handler(server, body)
+
+    return endpoint
+
+
+async def _page(_: Request) -> Response:
+    """The built-in chat page. It may run its own script and talk to this server; nothing else."""
+    if not PAGE.is_file():
+        raise APIError(404, "this installation has no chat page", code="unknown_route")
+    page = PAGE.read_text(encoding="utf-8")
+    scripts = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in _SCRIPT.findall(page)
+    ]
+    policy = (
+        f"default-src 'none'; script-src {' '.join(scripts)}; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+    return HTMLResponse(page, headers=headers)
+
+
+async def _health(request: Request) -> Response:
+    """Is the engine's thread alive? Costs nothing, so it may be asked every second."""
+    if not _server(request).llm.is_alive:
+        raise APIError(503, "the engine has stopped", code="engine_stopped")
+    return JSONResponse({"status": "ok"})
+
+
+async def _health_generate(request: Request) -> Response:
+    """Can the engine still generate? Runs one token through all five stages."""
+    server, start = _server(request), time.perf_counter()
+    name = f"health-{uuid.uuid4().hex}"
+    params = SamplingParams(temperature=0, max_tokens=1, cache_salt=name)  # hits no cached prefix
+    with server.open_requests.seat():
+        work = server.llm.complete([0], params, request_id=name)
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                output = await unless_gone(request.receive, work)
+        except TimeoutError:
+            message = f"no token within {HEALTH_SECONDS:g} seconds"
+            raise APIError(503, message, code="engine_stalled") from None
+    if output.outputs[0].finish_reason == "error":
+        raise APIError(503, f"the engine fails: {output.outputs[0].stop_reason}")
+    return JSONResponse({"status": "ok", "seconds": time.perf_counter() - start})
+
+
+async def _version(_: Request) -> Response:
+    return JSONResponse({"version": minifer.__version__})
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(_server(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _events(request: Request) -> Response:
+    return await events(_server(request), request)
+
+
+def _model_card(server: Server) -> dict[str, Any]:
+    return {
+        "id": server.model_name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "minifer",
+        "max_model_len": server.llm.engine.limits.max_model_len,
+    }
+
+
+async def _models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_model_card(_server(request))]})
+
+
+async def _model(request: Request) -> Response:
+    server = _server(request)
+    server.check_model({"model": request.path_params["name"]})
+    return JSONResponse(_model_card(server))

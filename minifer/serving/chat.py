@@ -1,0 +1,230 @@
+"""`POST /v1/chat/completions`: a conversation, n replies, tool calls, reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from minifer.outputs import CompletionOutput
+from minifer.postprocessing.guards.tool_loop import tool_loop
+from minifer.postprocessing.reasoning import ReasoningScanner, starts_inside
+from minifer.postprocessing.tool_calls import ToolCallScanner, check_tools, tool_choice_constraint
+from minifer.serving.chat_prompt import check_messages, render_prompt
+from minifer.serving.errors import APIError, refusals
+from minifer.serving.fields import CHAT, read_fields, required
+from minifer.serving.generation import (
+    Choice,
+    Generation,
+    check_stream_options,
+    in_thread,
+    request_name,
+)
+from minifer.serving.logprobs import chat_logprobs, prompt_logprobs
+from minifer.serving.reply import ReplyParser
+from minifer.serving.sampling import sampling_params, structured_output
+from minifer.serving.streaming import DONE, EventStream, event
+from minifer.structured_output import StructuredOutput
+
+if TYPE_CHECKING:
+    from minifer.serving.app import Server
+
+# A piece of a stream without any of these would say nothing: all its text is held back.
+_NEWS = ("delta", "finish_reason", "logprobs", "token_ids")
+
+
+async def chat_completions(server: Server, body: Mapping[str, Any], stack: ExitStack) -> Response:
+    """Answer one request. stack: what must be closed when the answer is over."""
+    fields = read_fields(body, CHAT)
+    server.check_model(fields)
+    call = _Call(server, fields)
+    await call.check_loop()
+    generation = Generation(server, call.name, [await call.read_prompt()], call.params)
+    await generation.open(stack)
+    if fields.get("stream"):
+        return EventStream(call.stream(generation))
+    return server.json(await call.answer(generation))
+
+
+class _Call:
+    """One request's wishes about the form of its answer."""
+
+    def __init__(self, server: Server, fields: Mapping[str, Any]) -> None:
+        self.server = server
+        self.fields = fields
+        self.name = request_name(fields)
+        self.include_usage = check_stream_options(fields)
+        self.messages: list[dict[str, Any]] = required(fields, "messages")
+        check_messages(self.messages)
+        structured = self._read_tools(structured_output(fields))
+        self.top_logprobs = self._read_logprobs()
+        self.params = sampling_params(
+            server.llm.engine.default_params,
+            fields,
+            max_tokens=self._read_max_tokens(),
+            logprobs=self.top_logprobs,
+            structured=structured,
+            max_logprobs=server.settings.max_logprobs,
+        )
+        self.inside = False  # does the reply begin within reasoning?
+
+    def _read_tools(self, structured: StructuredOutput | None) -> StructuredOutput | None:
+        """Checks the tools; returns the form the reply must have, theirs included."""
+        fields = self.fields
+        with refusals(fields):
+            self.tools = check_tools(fields.get("tools"))
+            choice = fields.get("tool_choice", "auto")
+            self.parallel = fields.get("parallel_tool_calls", True)
+            for name in ("tool_choice", "parallel_tool_calls"):
+                if name in fields and not self.tools and fields[name] != "none":
+                    raise APIError(400, f"{name} needs tools", param=name)
+            forced = tool_choice_constraint(self.tools, choice, self.parallel)
+        if choice == "none":
+            self.tools = []
+        if forced is not None and structured is not None:
+            raise APIError(
+                400,
+                "tool_choice and response_format both say what the reply is",
+                param="tool_choice",
+            )
+        return structured if forced is None else forced
+
+    def _read_logprobs(self) -> int | None:
+        k: int = self.fields.get("top_logprobs", 0)
+        if self.fields.get("logprobs"):
+            return k
+        if "top_logprobs" in self.fields and k:
+            raise APIError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        return None
+
+    def _read_max_tokens(self) -> int | None:
+        """As many as fit unless the request says otherwise; OpenAI has two names for it."""
+        given = {self.fields.get(name) for name in ("max_tokens", "max_completion_tokens")} - {None}
+        if len(given) > 1:
+            raise APIError(
+                400,
+                "max_tokens and max_completion_tokens are two names of one limit; they differ",
+                param="max_completion_tokens",
+            )
+        return given.pop() if given else None
+
+    async def check_loop(self) -> None:
+        """Does the conversation call one tool for ever? What then is `EngineConfig.guards`'."""
+        action = self.server.llm.engine.config.guards
+        reason = None if action == "off" else tool_loop(self.messages)
+        if reason is None:
+            return
+        await self.server.llm.call(lambda engine: engine.guard_trips.update(["tool_loop"]))
+        if action == "stop":
+            raise APIError(
+                400, f"tool-call loop: {reason}", param="messages", code="tool_call_loop"
+            )
+
+    async def read_prompt(self) -> list[int]:
+        """Token ids of the conversation. The template writes BOS itself: none is added."""
+        fields, tokenizer = self.fields, self.server.tokenizer
+        text: str = await in_thread(
+            render_prompt,
+            tokenizer,
+            self.messages,
+            self.tools,
+            add_generation_prompt=fields.get("add_generation_prompt", True),
+            continue_final_message=fields.get("continue_final_message", False),
+            variables=fields.get("chat_template_kwargs", {}),
+        )
+        if self.server.writes_reasoning:
+            last = self.messages[-1].get("content")
+            continued = fields.get("continue_final_message") and isinstance(last, str)
+            self.inside = starts_inside(text, last if continued else "")
+        ids: list[int] = await in_thread(tokenizer.encode, text, add_special_tokens=False)
+        return ids
+
+    def _parser(self) -> ReplyParser:
+        reasoning = ReasoningScanner(self.inside) if self.server.writes_reasoning else None
+        return ReplyParser(reasoning, ToolCallScanner() if self.tools else None, self.parallel)
+
+    async def answer(self, generation: Generation) -> dict[str, Any]:
+        """The whole answer."""
+        choices = []
+        for choice in await generation.collect():
+            parser = self._parser()
+            parser.push(choice.text, finished=True)
+            shown = self._form(choice, {"message": parser.message()}, parser)
+            choices.append(shown)
+        whole = self._envelope(generation, choices, "chat.completion")
+        return whole | self._prompt_part(generation) | {"usage": generation.usage()}
+
+    async def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """The role of each choice, at once; then one event for each new piece."""
+        parsers = [self._parser() for _ in range(self.params.n)]
+        no_usage = {"usage": None} if self.include_usage else {}
+
+        def chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
+            return event(
+                self._envelope(generation, choices, "chat.completion.chunk") | no_usage | more
+            )
+
+        for index in range(self.params.n):
+            delta = {"role": "assistant", "content": ""}
+            yield chunk([self._form(Choice(index), {"delta": delta}, parsers[index])])
+        prompt_part: dict[str, Any] | None = None
+        async for _, output in generation.outputs():
+            for new in output.outputs:
+                form = self._piece(new, parsers[new.index])
+                more = {}
+                if prompt_part is None:
+                    more = prompt_part = self._prompt_part(generation)
+                if more or any(form.get(key) for key in _NEWS):
+                    yield chunk([form], **more)
+        if self.include_usage:
+            yield chunk([], usage=generation.usage())
+        yield DONE
+
+    def _piece(self, new: CompletionOutput, parser: ReplyParser) -> dict[str, Any]:
+        piece = Choice(new.index)
+        piece.add(new)
+        delta = parser.push(new.text, new.finish_reason is not None)
+        return self._form(piece, {"delta": delta}, parser)
+
+    def _form(self, piece: Choice, part: dict[str, Any], parser: ReplyParser) -> dict[str, Any]:
+        """A choice, or a new piece of one, in OpenAI's form. part: its message or delta."""
+        logprobs = None
+        if self.top_logprobs is not None and piece.token_ids:
+            logprobs = chat_logprobs(
+                piece.token_ids, piece.logprobs, self.top_logprobs, self.server.token_bytes
+            )
+        reason = piece.finish_reason
+        if reason == "stop" and parser.calls:
+            reason = "tool_calls"
+        form = {
+            "index": piece.index,
+            **part,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            "stop_reason": piece.stop_reason,
+        }
+        if self.fields.get("return_token_ids"):
+            form["token_ids"] = piece.token_ids
+        return form
+
+    def _prompt_part(self, generation: Generation) -> dict[str, Any]:
+        """vLLM's fields about the prompt, where they were asked for."""
+        part: dict[str, Any] = {}
+        if "prompt_logprobs" in self.fields:
+            part["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs[0])
+        if self.fields.get("return_token_ids"):
+            part["prompt_token_ids"] = generation.prompts[0]
+        return part
+
+    def _envelope(
+        self, generation: Generation, choices: list[dict[str, Any]], kind: str
+    ) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{generation.name}",
+            "object": kind,
+            "created": generation.created,
+            "model": self.server.model_name,
+            "choices": choices,
+        }

@@ -1,0 +1,148 @@
+"""The engine's side of one call: its prompts are opened together, their outputs merged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from minifer.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from minifer.request import SamplingParams
+from minifer.sampling_params import is_text
+from minifer.serving.errors import APIError, refusals
+from minifer.serving.metrics import RequestTimer
+
+if TYPE_CHECKING:
+    from minifer.serving.app import Server
+
+MAX_REQUEST_ID = 128  # characters
+
+
+@dataclass
+class Choice:
+    """One of the answers to a call, as far as it has come."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, new: CompletionOutput) -> None:
+        self.text += new.text
+        self.token_ids += new.token_ids
+        self.logprobs += new.logprobs or ()
+        self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
+
+
+class Generation:
+    """The requests of one call, from their admission on.
+
+    prompts: token ids of each. Choice number p · n + i is answer i to prompt p.
+    """
+
+    def __init__(
+        self, server: Server, name: str, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> None:
+        self.server = server
+        self.name = name
+        self.created = int(time.time())
+        self.prompts = [list(prompt) for prompt in prompts]
+        self.params = params
+        self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(prompts)
+        self.num_cached_tokens = [0] * len(prompts)
+        self.num_output_tokens = 0
+
+    async def open(self, stack: ExitStack) -> None:
+        """Have the engine take all prompts, or none; closing the stack aborts what is running.
+
+        Raises `APIError` 400 with the engine's refusal, 429 for more prompts than there is room.
+        """
+        stack.enter_context(self.server.open_requests.seat(len(self.prompts) - 1))
+        ids = [self.name]
+        if len(self.prompts) > 1:
+            ids = [f"{self.name}-{p}" for p in range(len(self.prompts))]
+        self._index = {request_id: p for p, request_id in enumerate(ids)}
+        with refusals(("prompt", "n", "max_tokens", "request_id", "priority")):
+            self._stream = await self.server.llm.open(self.prompts, self.params, request_ids=ids)
+        stack.callback(self._stream.close)
+        metrics = self.server.metrics
+        self._timers = [RequestTimer(metrics, len(p), self.params) for p in self.prompts]
+        stack.callback(lambda: [timer.close() for timer in self._timers])
+
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """(number of the prompt, what is new), until all are finished.
+
+        Raises `APIError` 500 when the engine failed on one of them.
+        """
+        async for output in self._stream:
+            p = self._index[output.request_id]
+            self._timers[p].observe(output)
+            self.num_cached_tokens[p] = output.num_cached_tokens
+            self.prompt_logprobs[p] = output.prompt_logprobs
+            for new in output.outputs:
+                self.num_output_tokens += len(new.token_ids)
+                if new.finish_reason == "error":
+                    message = f"the engine failed on this request: {new.stop_reason}"
+                    raise APIError(500, message, code="request_failed")
+            yield p, output
+
+    async def collect(self) -> list[Choice]:
+        """All answers, complete."""
+        n = self.params.n
+        choices = [Choice(index) for index in range(n * len(self.prompts))]
+        async for p, output in self.outputs():
+            for new in output.outputs:
+                choices[p * n + new.index].add(new)
+        return choices
+
+    def usage(self, hidden_tokens: int = 0) -> dict[str, Any]:
+        """Prompt tokens count once a prompt, whatever n is. A token that ended an answer (end
+        token, stop id, the last of a stop string) was generated and counts, once."""
+        prompt = sum(map(len, self.prompts))
+        completion = self.num_output_tokens - hidden_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self.num_cached_tokens)},
+        }
+
+
+def request_name(fields: Mapping[str, Any]) -> str:
+    """The caller's `request_id`, or a new one."""
+    if "request_id" not in fields:
+        return uuid.uuid4().hex
+    name: str = fields["request_id"]
+    if not is_text(name) or len(name) > MAX_REQUEST_ID or not name.isprintable():
+        rule = f"1 to {MAX_REQUEST_ID} printable characters"
+        raise APIError(400, f"request_id must be {rule}, got {name!r:.60}", param="request_id")
+    return name
+
+
+def check_stream_options(fields: Mapping[str, Any]) -> bool:
+    """Does a stream end with its usage? `{}` is valid and asks for nothing."""
+    if "stream_options" not in fields:
+        return False
+    options = fields["stream_options"]
+    if not fields.get("stream"):
+        message = "stream_options needs stream: true"
+        raise APIError(400, message, param="stream_options")
+    for name, value in options.items():
+        if name == "include_obfuscation" and value is False:
+            continue  # OpenAI's padding against traffic analysis; there is none here
+        if name != "include_usage" or not isinstance(value, bool):
+            message = f"stream_options takes include_usage: true or false, got {name!r:.40}"
+            raise APIError(400, f"{message}: {value!r:.40}", param="stream_options")
+    return bool(options.get("include_usage", False))
+
+
+async def in_thread(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Tokenise or render off the event loop; a `ValueError` is the caller's fault."""
+    with refusals(("messages", "prompt", "tools")):
+        return await asyncio.to_thread(function, *arguments, **options)

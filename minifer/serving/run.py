@@ -1,0 +1,116 @@
+"""One process that serves: a socket, an engine, uvicorn, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+import threading
+import time
+from collections.abc import Generator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from minifer.async_llm import AsyncLLM
+from minifer.serving.app import Server, create_app
+from minifer.serving.settings import ServerSettings
+
+CLOSING_SECONDS = 2  # for answers that were cut short to reach their clients
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket with an address of its own that nobody can reach yet. port: 0 takes a free one.
+
+    Bound before the model is loaded, so that a port in use is known at once. Raises
+    `RuntimeError` saying what is wrong and what to do.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RuntimeError(
+            f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_public(host: str) -> bool:
+    """Can other machines reach a server on this host?"""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def run(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT, then finish; the engine stays open.
+
+    First signal: no new requests; open ones may go on for `settings.shutdown_timeout` seconds;
+    what is left then ends with `finish_reason="abort"`. A second signal does that at once.
+    """
+    app = create_app(llm, settings)
+    # log_config: Python's own default, warnings and errors to stderr.
+    config = uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, server_header=False, ws="none"
+    )
+    config.timeout_graceful_shutdown = CLOSING_SECONDS
+    server = GracefulServer(config, app.state.server)
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+class GracefulServer(uvicorn.Server):
+    """uvicorn's server, which knows what our requests are."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server = server
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Unlike uvicorn's, does not raise the signal again in the end: we end with status 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        server = self._server
+        server.open_requests.draining = True
+        server.hub.close()
+        for listener in self.servers:
+            listener.close()  # no new connections
+        deadline = time.monotonic() + server.settings.shutdown_timeout
+        while server.open_requests.count and not self.force_exit and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if server.open_requests.count:
+            server.llm.abort_all()
+        self.force_exit = False  # the answers that this ends are on their way
+        await super().shutdown(sockets)
