@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from minifer.debug import DebugError
+from minifer.kv.tiers.dram import StoredBlock
+
+PAYLOAD_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class KVStorage:
@@ -45,6 +48,34 @@ class KVStorage:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._guarded = debug
+
+    @property
+    def payload_dtype(self) -> str:
+        """Of `read_block`'s elements, by safetensors' name."""
+        return PAYLOAD_DTYPES[self.keys[0].dtype]
+
+    @property
+    def payload_shape(self) -> tuple[int, ...]:
+        """[2 · slots, P, K, C]: the keys of all slots, then the values."""
+        return (2 * len(self.keys), *self.keys[0].shape[1:])
+
+    def read_block(self, block_id: int) -> memoryview | None:
+        """A copy of one block as bytes; None when it holds NaN or infinity."""
+        block = torch.stack([tensor[block_id] for tensor in (*self.keys, *self.values)])
+        if not bool(torch.isfinite(block).all()):
+            return None
+        return memoryview(block.cpu().view(torch.uint8).flatten().numpy())
+
+    def write_blocks(self, loads: Sequence[tuple[int, StoredBlock]]) -> None:
+        """Fill whole blocks with what `read_block` returned: (block, its payload)."""
+        if not loads:
+            return
+        contents = [torch.frombuffer(stored.payload, dtype=torch.uint8) for _, stored in loads]
+        blocks = torch.stack(contents).view(self.keys[0].dtype)
+        blocks = blocks.view(len(loads), *self.payload_shape).to(self.keys[0].device)
+        ids = torch.tensor([block_id for block_id, _ in loads], device=blocks.device)
+        for i, tensor in enumerate((*self.keys, *self.values)):
+            tensor[ids] = blocks[:, i]
 
     @staticmethod
     def bytes_per_block(

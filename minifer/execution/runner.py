@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,9 +53,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:
-        """Copy what copy-on-write asks for, write this step's KV, attend, project to logits."""
+        """Copy what copy-on-write asks for, load, write this step's KV, attend, project to logits.
+
+        Loads come after the copies: a block may be copied from, given up and loaded into, all in
+        one plan.
+        """
         self.kv.copy_blocks(step.block_copies)
         self.kv.poison(step.block_poison)
+        started = time.perf_counter()
+        self.kv.write_blocks(step.block_loads)
+        step.load_seconds = time.perf_counter() - started
         batch = ForwardBatch.build(
             step.token_ids,
             step.positions,

@@ -10,7 +10,8 @@ The token axis of a request and its blocks (P = 4), when 7 tokens are to be sche
 
 Invariants, checked by `check_invariants` after every step of the property tests:
 a block's ref_count is the number of tables that hold it; a block is free exactly when that is 0;
-the index finds only blocks whose tokens it compared.
+the index finds only blocks whose tokens it compared. What no longer fits on the device may be
+found in the tiers below it (`kv/tiers`), and is loaded into blocks of the request's own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from minifer.kv.prefix_index import HashChainIndex, PrefixIndex
 from minifer.kv.prefix_key import ExtraKeys, HashFunction, make_key, sha256
 from minifer.kv.radix_index import RadixIndex
 from minifer.kv.step_input import StepInput, prepare
+from minifer.kv.tiers.dram import StoredBlock
+from minifer.kv.tiers.tiers import KVTiers, TierHit
 from minifer.request import Request
 
 if TYPE_CHECKING:
@@ -46,16 +49,22 @@ class PrefixCacheStats:
 
 @dataclass
 class Allocation:
-    """What `allocate` did beside growing the table, so that a step can be taken back."""
+    """What `allocate` did beside growing the table, so that a step can be taken back.
+
+    computed: the step has run, and every block below holds what its key says.
+    """
 
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) blocks
-    published: list[int] = field(default_factory=list)
+    loads: list[tuple[int, StoredBlock]] = field(default_factory=list)  # what goes into blocks
+    hits: list[int] = field(default_factory=list)
+    published: list[int] = field(default_factory=list)  # the loaded ones too
+    computed: bool = False
 
 
 class KVCacheManager:
     """Block tables, prefix hits and copy-on-write for all requests. No tensors.
 
-    num_blocks: N. block_size: P, tokens a block. index: "hash" or "radix".
+    num_blocks: N. block_size: P, tokens a block. index: "hash" or "radix". tiers: None for none.
     """
 
     def __init__(
@@ -67,6 +76,7 @@ class KVCacheManager:
         index: str = "hash",
         hash_function: HashFunction = sha256,
         events: EventBus | None = None,
+        tiers: KVTiers | None = None,
         debug: bool = False,
     ) -> None:
         self.block_size = block_size
@@ -76,6 +86,10 @@ class KVCacheManager:
         self._hash = hash_function
         indexes: dict[str, type[PrefixIndex]] = {"hash": HashChainIndex, "radix": RadixIndex}
         self.pool = BlockPool(num_blocks, indexes[index](), self._events, track_lost=debug)
+        self.tiers = tiers
+        if tiers is not None:
+            tiers.events = self._events
+        self._step_started = 0.0
 
     @property
     def capacity(self) -> int:
@@ -100,6 +114,17 @@ class KVCacheManager:
         self._extend_keys(request, most)
         return self.pool.index.match(request.prefix_keys[:most])
 
+    def find_stored(self, request: Request, cached: Sequence[int]) -> TierHit | None:
+        """Blocks in the tiers that follow `cached`, the device's; the same tokens are left over.
+
+        None while some are on their way from the disk. Who asks says how it went on: `count_lookup`
+        when the request is admitted, `forget` when it never will be.
+        """
+        if self.tiers is None or request.wants_prompt_logprobs:
+            return TierHit()
+        most = (request.num_tokens - 1) // self.block_size
+        return self.tiers.lookup(request, request.prefix_keys[len(cached) : most])
+
     def can_allocate(
         self,
         request: Request,
@@ -120,15 +145,29 @@ class KVCacheManager:
     def _refs(self, block_id: int) -> int:
         return self.pool.blocks[block_id].ref_count
 
-    def allocate(self, request: Request, num_new: int, cached: Sequence[int] = ()) -> Allocation:
-        """Give the request room for its next `num_new` tokens, after a hit on `cached`.
+    def allocate(
+        self,
+        request: Request,
+        num_new: int,
+        cached: Sequence[int] = (),
+        stored: Sequence[StoredBlock] = (),
+    ) -> Allocation:
+        """Give the request room for its next `num_new` tokens, after hits.
 
-        Publishes every block that these tokens fill, so that a request scheduled later in the
-        same step can share it: a step writes all KV of a layer before it reads any.
+        cached: blocks of the device, shared. stored: blocks of a tier that follow them; the step
+        writes them into new blocks (`can_allocate` wants their tokens counted in).
+
+        Publishes every block that is full after the step, so that a request scheduled later in
+        the same step can share it: a step writes all KV of a layer before it reads any.
         """
-        done = Allocation()
+        done = Allocation(hits=list(cached))
         if cached:
             self._take_hit(request, cached)
+        if stored:
+            loaded = self.pool.allocate(len(stored), request.request_id)
+            done.loads = list(zip(loaded, stored, strict=True))
+            request.block_table += loaded
+            request.num_computed_tokens += len(loaded) * self.block_size
         table, first = request.block_table, request.num_computed_tokens // self.block_size
         if first < len(table) and self._refs(table[first]) > 1:
             (copy,) = self.pool.allocate(1, request.request_id)
@@ -143,12 +182,33 @@ class KVCacheManager:
 
     def prepare(self, plan: SchedulePlan) -> StepInput:
         """Lay a plan out for the model: tokens, positions, slots, block tables, rows wanted."""
+        self._step_started = self._events.clock()
         step = prepare(plan, self.block_size)
         if self.pool.lost:
             kept = {target for _, target in step.block_copies}
             step.block_poison = sorted(set(self.pool.lost) - kept)
             self.pool.lost.clear()
         return step
+
+    def store(self, plan: SchedulePlan, step: StepInput) -> None:
+        """After a step: keep copies of the blocks it filled in the tiers, and of those it reused.
+
+        What `withdraw` took out of the index in between is not kept. Raises `RuntimeError` for a
+        step that has not run: its blocks hold something else yet (vllm-project/vllm#45704).
+        """
+        if self.tiers is None:
+            return
+        if plan.counts["num_prefill_tokens"]:
+            seconds = self._events.clock() - self._step_started - step.load_seconds
+            self.tiers.observe_step(plan.num_tokens, seconds)
+        if step.block_loads:
+            self.tiers.observe_loads(len(step.block_loads), step.load_seconds)
+        for entry in plan.scheduled:
+            allocation = entry.allocation
+            if not allocation.computed:
+                raise RuntimeError(f"the step of {entry.request} has not run, nothing to store")
+            blocks = [self.pool.blocks[b] for b in (*allocation.hits, *allocation.published)]
+            self.tiers.store(blocks)
 
     def take_back(self, allocation: Allocation) -> None:
         """The step will not compute what it was to publish: nobody may find it."""
@@ -176,13 +236,43 @@ class KVCacheManager:
         child.prefix_keys = list(parent.prefix_keys)
         child.num_published_blocks = parent.num_published_blocks
 
-    def count_lookup(self, request: Request, num_cached_tokens: int) -> None:
-        """Record one admission in the statistics; the group keeps its first hit."""
-        if request.num_preemptions or not self.enable_prefix_caching:
-            return
-        self.stats.num_queries += request.num_tokens
-        self.stats.num_hits += num_cached_tokens
-        request.group.num_cached_tokens = num_cached_tokens
+    def count_lookup(self, request: Request, num_cached: int, stored: TierHit) -> None:
+        """Record one admission in the statistics; the group keeps its first hit.
+
+        num_cached: tokens found on the device.
+        """
+        first = not request.num_preemptions
+        if self.tiers is not None and not request.wants_prompt_logprobs:
+            queries = request.num_tokens - num_cached if first else 0
+            self.tiers.admitted(request, stored, queries)
+        if first and self.enable_prefix_caching:
+            self.stats.num_queries += request.num_tokens
+            self.stats.num_hits += num_cached
+            request.group.num_cached_tokens = num_cached + len(stored) * self.block_size
+
+    def collect(self) -> None:
+        """Take over what has come from the disk since the last step."""
+        if self.tiers is not None:
+            self.tiers.collect()
+
+    def is_loading(self, request: Request) -> bool:
+        """Are blocks of this request on their way from the disk?"""
+        return self.tiers is not None and self.tiers.is_waiting(request)
+
+    def wait_for_loads(self) -> None:
+        """Sleep for a moment, or until something comes: a step found nothing else to do."""
+        if self.tiers is not None:
+            self.tiers.wait()
+
+    def close(self) -> None:
+        """Let the tiers write what is still queued, within bounds."""
+        if self.tiers is not None:
+            self.tiers.close()
+
+    def forget(self, request: Request) -> None:
+        """A waiting request is gone: what the tiers hold for it is let go."""
+        if self.tiers is not None:
+            self.tiers.release(request)
 
     def _blocks_needed(self, request: Request, num_new: int, cached: Sequence[int]) -> int:
         """New blocks for `num_new` tokens, the copy of a shared block included."""

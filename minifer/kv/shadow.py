@@ -46,6 +46,9 @@ class ShadowKV:
                 self._set(target * P + i, before.get(source * P + i))
         for block_id in step.block_poison:
             self.forget(block_id)
+        for block_id, stored in step.block_loads:
+            for i, tag in enumerate(key_tags(stored.key)):
+                self._set(block_id * P + i, tag)
         rows = pairwise(step.query_start)
         for entry, (first, end) in zip(plan.scheduled, rows, strict=True):
             self._write(entry, step, range(first, end))

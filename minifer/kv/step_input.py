@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from minifer.kv.tiers.dram import StoredBlock
+
 if TYPE_CHECKING:
     from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
 
@@ -28,6 +30,8 @@ class StepInput:
     the prompt: the row of position p scores the token at p + 1.
     block_copies: (source, destination) blocks of copy-on-write, made before anything is written.
     block_poison: in debug mode, blocks that hold nothing any more; not those just copied to.
+    block_loads: (block, what a tier has for it), written after these two and before the model
+    runs; load_seconds: how long that took, filled in by the runner.
     """
 
     block_size: int
@@ -39,6 +43,8 @@ class StepInput:
     block_tables: list[list[int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     block_poison: list[int] = field(default_factory=list)
+    block_loads: list[tuple[int, StoredBlock]] = field(default_factory=list)
+    load_seconds: float = 0.0
     logits_rows: list[int] = field(default_factory=list)
     sampled: list[tuple[ScheduledRequest, int]] = field(default_factory=list)
     prompt_rows: list[tuple[ScheduledRequest, int, range]] = field(default_factory=list)
@@ -60,6 +66,7 @@ def prepare(plan: SchedulePlan, block_size: int) -> StepInput:
         step.seq_lens.append(entry.end)
         step.block_tables.append(table)
         step.block_copies += entry.allocation.copies
+        step.block_loads += entry.allocation.loads
         _select_rows(step, entry, first_row)
     return step
 

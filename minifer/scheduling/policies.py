@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from minifer.request import Request
@@ -23,6 +24,10 @@ class Policy(Protocol):
 
     def put_back(self, request: Request) -> None:
         """Return a preempted request."""
+        ...
+
+    def resume(self, request: Request) -> None:
+        """Return a request that stepped aside to its place in line."""
         ...
 
     def head(self) -> Request: ...
@@ -53,6 +58,10 @@ class FCFS:
 
     def put_back(self, request: Request) -> None:
         self._queue.appendleft(request)
+
+    def resume(self, request: Request) -> None:
+        before = takewhile(lambda other: other.arrival < request.arrival, self._queue)
+        self._queue.insert(sum(1 for _ in before), request)
 
     def head(self) -> Request:
         return self._queue[0]
@@ -97,7 +106,7 @@ class Priority:
         self._count += 1
         heapq.heappush(self._heap, (*self._rank(request), self._count, request))
 
-    put_back = add
+    put_back = resume = add
 
     def _rank(self, request: Request) -> tuple[float, float]:
         priority, arrival = request.params.priority, request.arrival

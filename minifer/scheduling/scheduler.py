@@ -8,9 +8,12 @@ answers to one question: how many new tokens for this request?
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minifer.config import EngineConfig
 from minifer.events import EventBus
 from minifer.kv.manager import KVCacheManager
+from minifer.kv.tiers.dram import StoredBlock
 from minifer.request import Request, RequestStatus
 from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
 from minifer.scheduling.policies import FCFS, LongestPrefixFirst, Policy, Priority
@@ -31,6 +34,7 @@ class Scheduler:
         self.kv = kv
         self.running: list[Request] = []
         self.waiting: Policy = self._make_policy()
+        self.loading: list[Request] = []  # out of the queue until their KV is here from the disk
         self.num_preemptions = 0
         self._events = events if events is not None else EventBus()
         self._step = 0
@@ -53,8 +57,12 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """Take a request out, at any moment, and give back its blocks. Twice is once."""
-        if request.status is RequestStatus.WAITING:
+        if request in self.loading:
+            self.loading.remove(request)
+            self.kv.forget(request)
+        elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
+            self.kv.forget(request)
         elif request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.kv.free(request)
@@ -85,10 +93,12 @@ class Scheduler:
         """Hand out the token budget: running requests first, then waiting ones.
 
         Nobody is admitted in a step that had to preempt for memory. Publishes and allocates
-        blocks as it goes; `advance` or `take_back` ends what it began.
+        blocks as it goes; `advance` or `take_back` ends what it began. The plan is empty only when
+        all requests wait for their KV from the disk.
         """
         self._step += 1
         plan = SchedulePlan(self._step)
+        self._resume_loaded()
         if self.waiting:
             self._make_room(plan)
         budget = self._schedule_running(plan, self.config.max_num_batched_tokens)
@@ -123,25 +133,42 @@ class Scheduler:
             if self.seats_taken + _seats(request) > self.config.max_num_seqs:
                 break
             cached = self.kv.find_cached(request)
-            num_cached = len(cached) * self.kv.block_size
-            num_new = self._num_new(request, num_cached, budget)
-            if not self.kv.can_allocate(request, num_new, cached):
+            stored = self.kv.find_stored(request, cached)
+            if stored is None:  # those behind it need not wait for the disk
+                self.waiting.remove(request)
+                self.loading.append(request)
+                continue
+            num_cached, num_stored = (len(hit) * self.kv.block_size for hit in (cached, stored))
+            num_new = self._num_new(request, num_cached + num_stored, budget)
+            if not self.kv.can_allocate(request, num_stored + num_new, cached):
                 break
             self.waiting.remove(request)
             request.status = RequestStatus.RUNNING
             self.running.append(request)
-            self.kv.count_lookup(request, num_cached)
-            self._schedule(request, num_new, plan, cached)
+            self.kv.count_lookup(request, num_cached, stored)
+            self._schedule(request, num_new, plan, cached, stored.blocks)
             budget -= num_new
+
+    def _resume_loaded(self) -> None:
+        """Back to their place in the queue: requests whose wait for the disk is over."""
+        self.kv.collect()
+        for request in [r for r in self.loading if not self.kv.is_loading(r)]:
+            self.loading.remove(request)
+            self.waiting.resume(request)
 
     def _num_new(self, request: Request, computed: int, budget: int) -> int:
         chunk = self.config.max_prefill_chunk or budget
         return min(request.num_tokens - computed, chunk, budget)
 
     def _schedule(
-        self, request: Request, num_new: int, plan: SchedulePlan, cached: list[int] | None = None
+        self,
+        request: Request,
+        num_new: int,
+        plan: SchedulePlan,
+        cached: Sequence[int] = (),
+        stored: Sequence[StoredBlock] = (),
     ) -> None:
-        allocation = self.kv.allocate(request, num_new, cached or ())
+        allocation = self.kv.allocate(request, num_new, cached, stored)
         start = request.num_computed_tokens
         plan.scheduled.append(ScheduledRequest(request, start, num_new, allocation))
         if self._events:
@@ -158,8 +185,12 @@ class Scheduler:
             return
         head = self.waiting.head()
         cached = self.kv.find_cached(head)
-        computed = len(cached) * self.kv.block_size
-        num_new = self._num_new(head, computed, self.config.max_num_batched_tokens)
+        stored = self.kv.find_stored(head, cached)
+        if stored is None:
+            return  # not before its blocks are here
+        num_cached, num_stored = (len(hit) * self.kv.block_size for hit in (cached, stored))
+        budget = self.config.max_num_batched_tokens
+        num_new = num_stored + self._num_new(head, num_cached + num_stored, budget)
 
         def fits(without: list[Request]) -> bool:
             seats = self.seats_taken + _seats(head) - sum(_seats(r) for r in without)
@@ -197,6 +228,7 @@ class Scheduler:
         """The step has been computed: its tokens are in the cache."""
         for entry in plan.scheduled:
             entry.request.num_computed_tokens = entry.end
+            entry.allocation.computed = True
 
     def take_back(self, plan: SchedulePlan) -> None:
         """The step was not computed: what it published must not be found."""
