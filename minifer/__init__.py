@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from minifer.llm import LLM
     from minifer.outputs import CompletionOutput, RequestOutput
     from minifer.sampling_params import SamplingParams
+    from minifer.structured_output import StructuredOutput
 
     __version__: str
 
@@ -25,6 +26,7 @@ _HOMES = {
     "EngineConfig": "minifer.config",
     "ModelConfig": "minifer.config",
     "SamplingParams": "minifer.sampling_params",
+    "StructuredOutput": "minifer.structured_output",
     "RequestOutput": "minifer.outputs",
     "CompletionOutput": "minifer.outputs",
 }
@@ -38,6 +40,7 @@ __all__ = [
     "ModelConfig",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
     "__version__",
 ]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from minifer.sampling_params import MAX_SEED, OutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from minifer.execution.grammar import GrammarState
     from minifer.kv.prefix_key import PrefixKey
     from minifer.outputs import RequestGroup
 
@@ -62,6 +63,7 @@ class Request:
     num_published_blocks: int = 0  # leading blocks of the table offered to the prefix index
     # written by decode and postprocessing
     token_ids: list[int] = field(default_factory=list)  # prompt + output
+    grammar: GrammarState | None = None  # where the output is in `params.structured`
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -83,6 +85,7 @@ class Request:
             prefix_keys=list(self.prefix_keys),
             num_published_blocks=0,
             token_ids=list(self.token_ids),
+            grammar=None if self.grammar is None else self.grammar.copy(),
         )
 
     @property

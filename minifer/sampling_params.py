@@ -14,6 +14,8 @@ from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any
 
+from minifer.structured_output import StructuredOutput
+
 MIN_TEMPERATURE = 0.01  # below it float32 logits overflow; vLLM raises small values to it too
 MAX_SEED = 2**64
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -175,6 +177,8 @@ class SamplingParams:
     priority: smaller is sooner, used by the `priority` policy.
     cache_salt: requests share cached prefixes only within one salt.
     repetition_detection: end a reply that repeats itself; a mapping of its fields will do.
+    structured: the form that the reply must have (a JSON schema, a regular expression, …); a
+        mapping of its fields will do.
 
     Numbers of other libraries (numpy's) are taken and become Python's. Raises `ValueError` naming
     the field, its value and the limit.
@@ -205,6 +209,7 @@ class SamplingParams:
     priority: int = 0
     cache_salt: str | None = None
     repetition_detection: RepetitionDetection | None = None
+    structured: StructuredOutput | None = None
     output_kind: OutputKind = OutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -239,6 +244,8 @@ class SamplingParams:
             )
         if self.repetition_detection is not None:
             set_("repetition_detection", _repetition_detection(self.repetition_detection))
+        if self.structured is not None:
+            set_("structured", StructuredOutput.of(self.structured))
         if self.output_kind not in tuple(OutputKind):
             kinds = ", ".join(OutputKind)
             raise ValueError(f"output_kind must be one of {kinds}, got {self.output_kind!r}")

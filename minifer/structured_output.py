@@ -60,13 +60,16 @@ class StructuredOutput:
         return next(name for name in FIELDS if getattr(self, name) is not None)
 
     @classmethod
-    def from_dict(cls, fields: Any) -> StructuredOutput:
-        """From a JSON object such as {"regex": "[0-9]+"}; raises `ValueError` for another."""
-        if not isinstance(fields, Mapping) or not set(fields) <= set(FIELDS):
+    def of(cls, value: Any) -> StructuredOutput:
+        """From a mapping of its fields, or one of its kind; raises `ValueError` for another."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping) or not set(value) <= set(FIELDS):
             raise ValueError(
-                f"structured must be an object with one of {', '.join(FIELDS)}, got {fields!r}"
+                "structured must be a StructuredOutput or a mapping with one of "
+                f"{', '.join(FIELDS)}, got {value!r}"
             )
-        return cls(**fields)
+        return cls(**value)
 
 
 def _check_text(name: str, value: Any) -> None:

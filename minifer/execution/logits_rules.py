@@ -19,6 +19,7 @@ def has_rules(request: Request) -> bool:
     params = request.params
     return (
         params.allowed_token_ids is not None
+        or request.grammar is not None
         or bool(request.bad_word_ids)
         or request.num_output_tokens < params.min_tokens
         or bool(params.logit_bias)
@@ -31,6 +32,9 @@ def has_rules(request: Request) -> bool:
 def apply_rules(logits: Tensor, request: Request) -> None:
     """Rewrite logits, float32 [V], in place: masks, then bias, then penalties."""
     params, V = request.params, logits.shape[0]
+    if request.grammar is not None:
+        allowed = request.grammar.mask(request.eos_token_ids)
+        logits.masked_fill_(~allowed.to(logits.device), -math.inf)
     if params.allowed_token_ids is not None:
         masked = torch.ones(V, dtype=torch.bool, device=logits.device)
         masked[_ids(params.allowed_token_ids, logits)] = False

@@ -61,7 +61,8 @@ class Sampler:
 
     1.  raw log-probabilities are taken aside, for rows that ask;
     2.  logits become float32;
-    3.  tokens outside allowed_token_ids are masked (set to −inf);
+    3.  tokens that the grammar of `structured` or allowed_token_ids rules out are masked (set
+        to −inf);
     4.  a token that would complete a bad word is masked;
     5.  end tokens and stop_token_ids are masked while there are fewer than min_tokens outputs,
         then logit_bias is added;
@@ -194,7 +195,10 @@ def _error(raw_best: float, best: float) -> str | None:
     if math.isinf(raw_best):
         return infinite if raw_best > 0 else nothing
     if best == -math.inf:
-        return "every token is masked by allowed_token_ids, bad_words, min_tokens or logit_bias"
+        return (
+            "every token is masked by structured, allowed_token_ids, bad_words, min_tokens or "
+            "logit_bias"
+        )
     if not math.isfinite(best):
         return "logit_bias or penalties overflow float32"
     return None

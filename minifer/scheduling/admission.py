@@ -10,16 +10,26 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minifer.outputs import RequestGroup
 from minifer.request import MAX_SEED, Request, SamplingParams
+from minifer.structured_output import StructuredOutput
+
+if TYPE_CHECKING:
+    from minifer.execution.grammar import GrammarState
 
 
 class TextEncoder(Protocol):
     """The part of a tokenizer that admission uses."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class Grammars(Protocol):
+    """The part of a grammar compiler that admission uses."""
+
+    def compile(self, structured: StructuredOutput) -> GrammarState: ...
 
 
 @dataclass(frozen=True)
@@ -54,15 +64,18 @@ def admit(
     seed: int,
     eos_token_ids: Iterable[int] = (),
     encoder: TextEncoder | None = None,
+    grammars: Grammars | None = None,
 ) -> Request:
     """Check one call and build its first sequence (the other n − 1 are forked from it later).
 
-    seed: used when `params.seed` is None. encoder: needed for `bad_words`.
+    seed: used when `params.seed` is None. encoder: needed for `bad_words`. grammars: needed for
+    `structured`.
     """
     ids = _token_ids(prompt_token_ids)
     _check_prompt(ids, params, limits)
     _check_params(params, limits)
     group = RequestGroup(request_id, prompt, params.n)
+    bad_word_ids = _bad_word_ids(params.bad_words, encoder)
     if params.prompt_logprobs is not None:
         group.prompt_logprobs = [None]  # nothing predicts the first token
     return Request(
@@ -73,8 +86,9 @@ def admit(
         seed=(seed if params.seed is None else params.seed) % MAX_SEED,
         eos_token_ids=frozenset() if params.ignore_eos else frozenset(eos_token_ids),
         max_total_tokens=limits.max_total_tokens,
-        bad_word_ids=_bad_word_ids(params.bad_words, encoder),
+        bad_word_ids=bad_word_ids,
         forks_pending=params.n - 1,
+        grammar=_grammar(params.structured, grammars),
     )
 
 
@@ -138,6 +152,15 @@ def _bad_word_ids(words: Sequence[str], encoder: TextEncoder | None) -> tuple[tu
     spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
     ids = (tuple(encoder.encode(text, add_special_tokens=False)) for text in spellings)
     return tuple(dict.fromkeys(sequence for sequence in ids if sequence))
+
+
+def _grammar(structured: StructuredOutput | None, grammars: Grammars | None) -> GrammarState | None:
+    """Compiled last: it is the only check that takes time."""
+    if structured is None:
+        return None
+    if grammars is None:
+        raise ValueError("structured output needs a grammar compiler, this engine has none")
+    return grammars.compile(structured)
 
 
 def derive_seed(engine_seed: int, request_number: int) -> int:

@@ -18,6 +18,7 @@ from minifer.cli.parser import (
 from minifer.config import EngineConfig
 from minifer.engine import Engine
 from minifer.sampling_params import RepetitionDetection, SamplingParams
+from minifer.structured_output import StructuredOutput
 
 # field → arguments and the value they must become; none of the values is a default
 SAMPLING: dict[str, tuple[str, Any]] = {
@@ -45,6 +46,7 @@ SAMPLING: dict[str, tuple[str, Any]] = {
     "detokenize": ("--no-detokenize", False),
     "priority": ("--priority -3", -3),
     "cache_salt": ("--cache-salt pepper", "pepper"),
+    "structured": ('--structured {"regex":"[0-9]+"}', StructuredOutput(regex="[0-9]+")),
     "repetition_detection": (
         '--repetition-detection {"max_pattern_size":8,"min_count":3}',
         RepetitionDetection(max_pattern_size=8, min_count=3),
@@ -170,6 +172,9 @@ def test_the_models_own_suggestions_hold_but_for_the_temperature(
         ("--max-tok 5", "unrecognized arguments: --max-tok"),  # an abbreviation is not an option
         ("--max-tokens 1000", "the model's limit is 512"),
         ("--allowed-token-ids 288", "allowed_token_ids must be below 288, got 288"),
+        ("--structured [", "argument --structured: must be JSON, got '['"),
+        ("--structured {}", "structured needs exactly one of json, json_object, regex, choice,"),
+        ('--structured {"regex":"a("}', "structured.regex: at 1(8): invalid regex"),
     ],
 )
 def test_bad_values_are_refused_in_one_sentence(
