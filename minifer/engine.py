@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from minifer.config import EngineConfig
 from minifer.events import EventBus, EventSink, StepTimer
+from minifer.execution.fingerprint import kv_namespace
+from minifer.execution.grammar import GrammarCompiler
 from minifer.execution.runner import ModelRunner, Runner, num_kv_blocks
 from minifer.execution.sampler import NON_FINITE, Sampled, Sampler, SampleRow, prompt_logprobs
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
 from minifer.kv.shadow import ShadowKV
 from minifer.kv.step_input import StepInput
+from minifer.kv.tiers.opening import open_tiers
+from minifer.kv.tiers.tiers import KVTiers
 from minifer.outputs import RequestGroup, RequestOutput
 from minifer.postprocessing.guards import Report, default_guards, requested_guards
 from minifer.postprocessing.hooks import TokenHook, check_hooks, copy_hooks
@@ -63,7 +67,8 @@ class Engine:
 
     runner: computes logits. limits: what admission checks. tokenizer: None for token ids only.
     default_params: of requests that bring none (a model's `generation_config.json`).
-    sinks: receive every event. clock: seconds, for metrics and events.
+    tiers: KV below the device, which must be given where the configuration asks for it. sinks:
+    receive every event. clock: seconds, for metrics and events.
     """
 
     def __init__(
@@ -75,9 +80,12 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Iterable[int] = (),
         default_params: SamplingParams | None = None,
+        tiers: KVTiers | None = None,
         sinks: Sequence[EventSink] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if config.has_kv_tiers and tiers is None:
+            raise ValueError("kv_dram_bytes and kv_disk_path need tiers, got None")
         self.config = config
         self.limits = limits
         self.tokenizer = tokenizer
@@ -89,12 +97,14 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
             index=config.prefix_index,
             events=self.events,
+            tiers=tiers,
             debug=config.debug,
         )
         self.shadow = ShadowKV(config.block_size) if config.debug else None
         self.scheduler = Scheduler(config, self.kv, self.events)
         self.runner = runner
         self.sampler = Sampler()
+        self.grammars = GrammarCompiler(tokenizer, limits.vocab_size)
         decode = tokenizer.decode if tokenizer is not None else None
         self.postprocessor = Postprocessor(decode, self.events)
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -142,10 +152,14 @@ class Engine:
             kv_capacity=blocks * config.block_size,
             max_num_seqs=config.max_num_seqs,
         )
+        runner = ModelRunner(loaded.model, model_config, config, blocks)
+        disk = config.kv_disk_path is not None
+        namespace = kv_namespace(loaded.model, model_config) if disk else ()
         return cls(
             config,
-            ModelRunner(loaded.model, model_config, config, blocks),
+            runner,
             limits,
+            tiers=open_tiers(config, runner.kv, namespace),
             tokenizer=loaded.tokenizer,
             eos_token_ids=loaded.eos_token_ids,
             default_params=SamplingParams(**loaded.generation_defaults),
@@ -188,6 +202,7 @@ class Engine:
             derive_seed(self._seed, self._num_admitted),
             self._eos_token_ids,
             self.tokenizer,
+            self.grammars,
         )
         self.postprocessor.open(request, [*hooks, *self._guards(request)])
         self._num_admitted += 1
@@ -306,6 +321,9 @@ class Engine:
         plan = self.scheduler.schedule()  # 1  who gets how many tokens; asks 2 for hits and blocks
         self.num_step_tokens = plan.num_tokens
         timer.lap("step.scheduled", "scheduling")
+        if not plan:  # everybody waits for the disk
+            self.kv.wait_for_loads()
+            return []
         try:
             batch = self.kv.prepare(plan)  # 2  slot of every token
             timer.lap("step.prepared", "kv")
@@ -323,6 +341,7 @@ class Engine:
             raise
         self.scheduler.advance(plan)
         outputs = self._postprocess(plan, batch, tokens)  # 5  text, stops; frees what is done
+        self.kv.store(plan, batch)
         timer.lap("step.postprocessed", "postprocessing")
         if self.config.debug:
             check_invariants(self.kv, (*self.scheduler.running, *self.scheduler.waiting))
@@ -423,6 +442,7 @@ class Engine:
             self.abort(request_id)
         if not self._closed:
             self._closed = True
+            self.kv.close()
             del self.runner
 
     def __enter__(self) -> Engine:

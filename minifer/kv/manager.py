@@ -208,7 +208,9 @@ class KVCacheManager:
             if not allocation.computed:
                 raise RuntimeError(f"the step of {entry.request} has not run, nothing to store")
             blocks = [self.pool.blocks[b] for b in (*allocation.hits, *allocation.published)]
-            self.tiers.store(blocks)
+            found = len(allocation.hits) + len(allocation.loads)
+            reused = blocks[:found][-1:]
+            self.tiers.store(blocks, reused[0].key if reused else None)
 
     def take_back(self, allocation: Allocation) -> None:
         """The step will not compute what it was to publish: nobody may find it."""
@@ -243,8 +245,7 @@ class KVCacheManager:
         """
         first = not request.num_preemptions
         if self.tiers is not None and not request.wants_prompt_logprobs:
-            queries = request.num_tokens - num_cached if first else 0
-            self.tiers.admitted(request, stored, queries)
+            self.tiers.admitted(request, stored, num_cached)
         if first and self.enable_prefix_caching:
             self.stats.num_queries += request.num_tokens
             self.stats.num_hits += num_cached

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,7 +60,6 @@ class DiskTier:
         self._lock = threading.Lock()  # of the names
         self._sizes: dict[str, int] = {}
         self._unusable: set[str] = set()  # files that failed and could not be deleted
-        self._last_touch = 0
         self._scan()
 
     @property
@@ -142,6 +141,7 @@ class DiskTier:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 _write_synced(temporary, content)
+                self._date(temporary, key)
                 os.replace(temporary, target)  # from here on others can see it
             except BaseException:
                 with suppress(OSError):
@@ -167,15 +167,20 @@ class DiskTier:
             self._evict()
         return True
 
-    def touch(self, keys: Iterable[PrefixKey]) -> None:
+    def _date(self, path: Path, key: PrefixKey) -> None:
+        """As recent as the block in front of it, and a little less, so that it goes first."""
+        used = time.time_ns()
+        if key.parent is not None:
+            with suppress(OSError):
+                used = self.path(key.parent).stat().st_mtime_ns - 1
+        os.utime(path, ns=(used, used))
+
+    def touch(self, keys: Sequence[PrefixKey]) -> None:
         """A prefix is used: set its files' times, given from the tail to the head."""
-        for key in keys:
-            name = self.format.file_name(key)
-            if name in self._sizes:
-                # Clocks stand still for milliseconds and may step back; this order may not.
-                self._last_touch = max(self._last_touch + 1, time.time_ns())
-                with suppress(OSError):
-                    os.utime(self._path(name), ns=(self._last_touch, self._last_touch))
+        now = time.time_ns()
+        for age, key in enumerate(keys, start=-len(keys)):
+            with suppress(OSError):  # no such file
+                os.utime(self.path(key), ns=(now + age, now + age))
 
     # -- the folder
 

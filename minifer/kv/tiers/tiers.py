@@ -28,8 +28,9 @@ from minifer.kv.block_pool import Block
 from minifer.kv.prefix_key import PrefixKey
 from minifer.kv.tiers.break_even import BreakEven
 from minifer.kv.tiers.dram import DramTier, Payload, StoredBlock, chain
+from minifer.kv.tiers.prefetching import Prefetcher
 from minifer.kv.tiers.stats import TIERS, TierStats
-from minifer.kv.tiers.transfer import BlockStore, Prefetch, Transfers, WriteJob
+from minifer.kv.tiers.transfer import BlockStore, Transfers, WriteJob
 from minifer.kv.tiers.write_policy import GHOSTS_PER_BLOCK, SecondTouch, WriteThrough
 from minifer.request import Request
 
@@ -49,17 +50,6 @@ class TierHit:
 
     def __len__(self) -> int:
         return len(self.blocks)
-
-
-@dataclass(eq=False)
-class _Wait:
-    """A request that asked the disk. held: blocks that came for it, pinned until it runs."""
-
-    digests: frozenset[bytes]
-    deadline: float
-    prefetch: Prefetch | None = None
-    held: list[StoredBlock] = field(default_factory=list)
-    fruitless: bool = False  # it asked and nothing came: it does not ask again
 
 
 class KVTiers:
@@ -88,11 +78,12 @@ class KVTiers:
         self._block_bytes = block_bytes
         second = config.kv_write_policy == "second_touch"
         self._policy = SecondTouch(GHOSTS_PER_BLOCK * capacity) if second else WriteThrough()
-        self._waits: dict[Request, _Wait] = {}
-        self._prefetches: list[Prefetch] = []  # the reader has not let go of these
         self._transfers: Transfers | None = None
+        self._prefetcher: Prefetcher | None = None
         if disk is not None:
             self._transfers = Transfers(disk, max(1, capacity // 2), self.stats)
+            timeout = config.kv_load_timeout
+            self._prefetcher = Prefetcher(self.dram, self._transfers, timeout, self.stats)
             # Also when the process ends, or the engine is dropped, without a word.
             self._close = weakref.finalize(self, self._transfers.close, CLOSE_SECONDS)
 
@@ -104,8 +95,7 @@ class KVTiers:
         None while blocks are on their way from the disk: ask again after `collect`. They are
         waited for until `kv_load_timeout` has passed since the first such answer.
         """
-        wait = self._waits.get(request)
-        if wait is not None and wait.prefetch is not None:
+        if self.is_waiting(request):
             return None
         hit = TierHit()
         in_dram = self.dram.match(keys)
@@ -128,136 +118,79 @@ class KVTiers:
         return self.break_even.wins(tier, num_blocks * self._config.block_size, backlog)
 
     def _prefetch(self, request: Request, keys: list[PrefixKey]) -> bool:
-        """Have blocks read, or wait with others for the same ones; False: go without them."""
-        assert self._transfers is not None
-        now = self.events.clock()
-        wait = self._waits.get(request)
-        if wait is None:
-            digests = frozenset(key.digest for key in keys)
-            wait = _Wait(digests, now + self._config.kv_load_timeout)
-        # While the disk hangs on what somebody has given up, nobody else needs to wait for it.
-        stuck = any(prefetch.overdue for prefetch in self._prefetches)
-        if wait.fruitless or now >= wait.deadline or stuck:
+        assert self._prefetcher is not None  # there is a disk
+        prefetch = self._prefetcher.ask(request, keys, self.events.clock())
+        if prefetch is None:
             return False
-        for prefetch in self._prefetches:
-            if not prefetch.cancelled and any(k.digest == keys[0].digest for k in prefetch.keys):
-                break
-        else:
-            keys = keys[: self.dram.room]
-            keep = {key.digest for key in chain(keys[-1])} if keys else set()
-            if not keys or not self.dram.make_room(len(keys), keep):
-                return False
-            self.dram.reserved += len(keys)
-            prefetch = Prefetch(keys)
-            self._prefetches.append(prefetch)
-            self._transfers.start(prefetch)
-            self._report("kv.prefetch_started", request, blocks=len(keys))
-        wait.prefetch = prefetch
-        self._waits[request] = wait
+        self._report("kv.prefetch_started", request, blocks=len(prefetch.keys))
         return True
 
     # -- waiting
 
     def is_waiting(self, request: Request) -> bool:
         """Are blocks of this request on their way from the disk?"""
-        wait = self._waits.get(request)
-        return wait is not None and wait.prefetch is not None
+        return self._prefetcher is not None and self._prefetcher.is_waiting(request)
 
     def collect(self) -> None:
         """Take over what the threads have done; end the waits that are over."""
-        if self._transfers is None:
+        if self._transfers is None or self._prefetcher is None:
             return
         for block in self._transfers.written():
             block.writing = False
-        now = self.events.clock()
-        for prefetch in [p for p in self._prefetches if p.done]:
-            self._prefetches.remove(prefetch)
-            self.dram.reserved -= len(prefetch.keys)
-            moved = len(prefetch.payloads) * self._block_bytes
-            self.stats.loads["disk"].add(len(prefetch.payloads), moved, prefetch.seconds)
-            self.break_even.bandwidth["disk"].observe(moved, prefetch.seconds)
-        for request, wait in self._waits.items():
-            prefetch_or_none = wait.prefetch
-            if prefetch_or_none is None:
-                continue
-            if not prefetch_or_none.done:
-                if now < wait.deadline:
-                    continue
-                self.stats.timeouts += 1
-                prefetch_or_none.overdue = True
-            self._arrive(request, wait, prefetch_or_none)
-
-    def _arrive(self, request: Request, wait: _Wait, prefetch: Prefetch) -> None:
-        """Move what has come into DRAM, pinned for the request that waited."""
-        keep = {key.digest for key in chain(prefetch.keys[-1])}
-        before = len(wait.held)
-        for key, payload in zip(prefetch.keys, list(prefetch.payloads), strict=False):
-            block = self.dram.put(key, payload, keep)
-            if block is None:
-                break
-            if key.digest in wait.digests:
-                block.pins += 1
-                wait.held.append(block)
-        self.dram.touch(prefetch.keys[-1])
-        self._leave(wait)
-        wait.fruitless = len(wait.held) == before
-        self._report("kv.prefetch_done", request, blocks=len(wait.held) - before)
-
-    def _leave(self, wait: _Wait) -> None:
-        """Nobody reads on for this wait, unless others wait for the same blocks."""
-        prefetch, wait.prefetch = wait.prefetch, None
-        if prefetch is not None:
-            others = any(other.prefetch is prefetch for other in self._waits.values())
-            prefetch.cancelled = not others
+        for prefetch in self._prefetcher.collect(self.events.clock()):
+            blocks, seconds = len(prefetch.payloads), prefetch.seconds
+            self.stats.loads["disk"].add(blocks, blocks * self._block_bytes, seconds)
+            self.break_even.bandwidth["disk"].observe(blocks * self._block_bytes, seconds)
+            self._report("kv.prefetch_done", asked=len(prefetch.keys), blocks=blocks)
 
     def wait(self) -> None:
         """Sleep a little, until something arrives: there is nothing else to do."""
-        if self._transfers is not None and self._prefetches:
-            self._transfers.wait(self._prefetches, POLL_SECONDS)
+        if self._prefetcher is not None:
+            self._prefetcher.sleep(POLL_SECONDS)
 
     def release(self, request: Request) -> list[StoredBlock]:
-        """A request runs now, or never will: unpin what came for it; returns that."""
-        wait = self._waits.pop(request, None)
-        if wait is None:
-            return []
-        self._leave(wait)
-        for block in wait.held:
-            block.pins -= 1
-        return wait.held
+        """A request runs now, or never will: let go of what came for it; returns that."""
+        return [] if self._prefetcher is None else self._prefetcher.release(request)
 
-    def admitted(self, request: Request, hit: TierHit, num_queries: int) -> None:
-        """Count a request that starts to run with `hit`.
+    def admitted(self, request: Request, hit: TierHit, num_cached: int) -> None:
+        """Count a request that starts to run with `hit`, after `num_cached` tokens on the device.
 
-        num_queries: tokens looked up, 0 when it is not the first time this request runs.
+        The tokens of a preempted request have been counted the first time.
         """
         P = self._config.block_size
         waited_for = set(self.release(request))
         from_disk = sum(block in waited_for for block in hit.blocks)
-        loaded = {"dram": len(hit) - from_disk, "disk": from_disk}
-        self.stats.num_queries += num_queries
+        loaded = {"dram": (len(hit) - from_disk) * P, "disk": from_disk * P}
         for tier in TIERS:
             if loaded[tier] or hit.refused[tier]:
                 self.break_even.admitted(tier, loaded[tier] > 0)
-            if num_queries:
-                self.stats.hits[tier] += loaded[tier] * P
+        if not request.num_preemptions:
+            self.stats.num_queries += request.num_tokens - num_cached
+            for tier in TIERS:
+                self.stats.hits[tier] += loaded[tier]
                 self.stats.refused[tier] += hit.refused[tier] * P
         if hit.blocks:
-            self._report("kv.tier_hit", request, **{t: n * P for t, n in loaded.items()})
+            span = (num_cached, num_cached + len(hit) * P)
+            self._report("kv.tier_hit", request, span, **loaded)
 
     # -- storing
 
-    def store(self, blocks: Sequence[Block]) -> None:
+    def store(self, blocks: Sequence[Block], used: PrefixKey | None = None) -> None:
         """Keep published blocks of the device, a prefix in order; they have been computed.
 
-        A block with NaN is not kept, nor what follows it.
+        A block with NaN is not kept, nor what follows it. used: the end of a prefix that a request
+        has found, which becomes recent on the disk too; what is new there is as recent as the
+        block in front of it.
         """
-        keys = [block.key for block in blocks if block.key is not None]
-        if not keys:
+        published = [(block, block.key) for block in blocks if block.key is not None]
+        if not published:
             return  # all of them were withdrawn
-        keep = {key.digest for key in chain(keys[-1])}
-        self.dram.touch(keys[-1])
+        tail = published[-1][1]
+        keep = {key.digest for key in chain(tail)}
+        self.dram.touch(tail)
         to_write: list[StoredBlock] = []
-        for block, key in zip((b for b in blocks if b.key is not None), keys, strict=True):
+        copied = 0
+        for block, key in published:
             held = self.dram.get(key)
             if held is None:
                 if not self._policy.admits(key.digest):
@@ -265,11 +198,13 @@ class KVTiers:
                 held = self._copy(block, key, keep)
                 if held is None:
                     break
+                copied += 1
             if self.disk is not None and not held.writing and key not in self.disk:
                 to_write.append(held)
-        self.dram.touch(keys[-1])
-        if self._transfers is not None:
-            self._write_behind(self._transfers, to_write, keys[-1])
+        self.dram.touch(tail)
+        self._write_behind(to_write, used)
+        if copied:
+            self._report("kv.block_stored", blocks=copied)
 
     def _copy(self, block: Block, key: PrefixKey, keep: set[bytes]) -> StoredBlock | None:
         started = time.perf_counter()
@@ -281,20 +216,16 @@ class KVTiers:
         if held is not None:
             seconds = time.perf_counter() - started
             self.stats.stores["dram"].add(1, self._block_bytes, seconds)
-            if self.events:
-                self.events.emit("kv", "kv.block_stored", None, block=block.block_id, tier="dram")
         return held
 
-    def _write_behind(
-        self, transfers: Transfers, blocks: list[StoredBlock], tail: PrefixKey
-    ) -> None:
-        assert self.disk is not None
-        if not self.disk.writable:
-            blocks = []
-        taken = transfers.write(WriteJob(list(blocks), tail))
-        self.stats.dropped += len(blocks) - taken
-        for block in blocks[:taken]:
-            block.writing = True
+    def _write_behind(self, blocks: list[StoredBlock], used: PrefixKey | None) -> None:
+        if self._transfers is None or self.disk is None or not self.disk.writable:
+            return
+        if blocks or used is not None:
+            taken = self._transfers.write(WriteJob(list(blocks), used))
+            self.stats.dropped += len(blocks) - taken
+            for block in blocks[:taken]:
+                block.writing = True
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step with prefill computed so many tokens in this time."""
@@ -320,9 +251,16 @@ class KVTiers:
         self.dram.clear()
         self._read_block = _closed
 
-    def _report(self, name: str, request: Request, **data: int) -> None:
+    def _report(
+        self,
+        name: str,
+        request: Request | None = None,
+        span: tuple[int, int] | None = None,
+        **data: int,
+    ) -> None:
         if self.events:
-            self.events.emit("kv", name, request.request_id, None, **data)
+            request_id = None if request is None else request.request_id
+            self.events.emit("kv", name, request_id, span, **data)
 
 
 def _closed(block_id: int) -> Payload | None:

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,6 +46,7 @@ class Prefetch:
     keys: list[PrefixKey]
     payloads: list[Payload] = field(default_factory=list)
     seconds: float = 0.0
+    reserved: int = 0  # blocks of DRAM kept free for it
     done: bool = False  # the reader has let go of it
     cancelled: bool = False  # nobody waits for it any more
     overdue: bool = False  # somebody gave up waiting
@@ -53,10 +54,10 @@ class Prefetch:
 
 @dataclass(eq=False)
 class WriteJob:
-    """Blocks to write, and the end of the prefix that is used: its files become recent."""
+    """Blocks to write; and the end of a prefix that is used: its files become recent."""
 
     blocks: list[StoredBlock]
-    tail: PrefixKey | None
+    used: PrefixKey | None
 
 
 class Transfers:
@@ -87,12 +88,13 @@ class Transfers:
     def write(self, job: WriteJob) -> int:
         """Queue a job; returns how many of its blocks, the first ones, were taken."""
         with self._changed:
+            if self._closing or len(self._writes) >= self.queue_limit:
+                return 0
             taken = min(len(job.blocks), self.queue_limit - self._num_queued)
             job.blocks = job.blocks[:taken]
-            if not self._closing and (job.blocks or len(self._writes) < self.queue_limit):
-                self._num_queued += taken
-                self._writes.append(job)
-                self._run("kv-writer", self._write_loop)
+            self._num_queued += taken
+            self._writes.append(job)
+            self._run("kv-writer", self._write_loop)
             return taken
 
     def written(self) -> list[StoredBlock]:
@@ -109,7 +111,7 @@ class Transfers:
     def flush(self, seconds: float) -> bool:
         """Wait until everything queued is written; False when `seconds` were not enough."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._num_queued, seconds)
+            return self._changed.wait_for(lambda: not self._writes, seconds)
 
     def close(self, seconds: float) -> bool:
         """Write what is queued, end the threads; False when one is stuck and stays behind."""
@@ -125,9 +127,9 @@ class Transfers:
 
     # -- the threads
 
-    def _run(self, name: str, loop: object) -> None:
+    def _run(self, name: str, loop: Callable[[], None]) -> None:
         if name not in self._threads:
-            self._threads[name] = threading.Thread(target=loop, name=name, daemon=True)  # type: ignore[arg-type]
+            self._threads[name] = threading.Thread(target=loop, name=name, daemon=True)
             self._threads[name].start()
         self._changed.notify_all()
 
@@ -137,7 +139,7 @@ class Transfers:
                 self._changed.wait_for(lambda: self._reads or self._closing)
                 if not self._reads:
                     return
-                prefetch = self._reads[0]  # stays in front while it is read
+                prefetch = self._reads[0]  # in the queue until it is done
             try:
                 self._read(prefetch)
             except Exception:  # costs the rest of these blocks, not the thread
@@ -165,21 +167,22 @@ class Transfers:
                 self._changed.wait_for(lambda: self._writes or self._closing)
                 if not self._writes:
                     return
-                job = self._writes.popleft()
+                job = self._writes[0]
             try:
                 self._write(job)
             except Exception:  # costs the rest of these blocks, not the thread
                 traceback.print_exc()
             finally:
                 with self._changed:
+                    self._writes.popleft()
                     self._num_queued -= len(job.blocks)
                     self._written += job.blocks
                     self._changed.notify_all()
 
     def _write(self, job: WriteJob) -> None:
+        self.store.touch(list(chain(job.used)))
         for block in job.blocks:
             started = time.perf_counter()
             if self.store.write(block.key, block.payload):
                 seconds = time.perf_counter() - started
                 self._stats.stores["disk"].add(1, len(block.payload), seconds)
-        self.store.touch(list(chain(job.tail)))
