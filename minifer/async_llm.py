@@ -56,7 +56,7 @@ class OutputStream:
         """Wait until the engine has taken the requests; raises what it refuses them with."""
         await self._next()
 
-    async def _next(self) -> _Item:
+    async def _next(self) -> RequestOutput | None:
         item = await self._inbox.get()
         if isinstance(item, BaseException):
             self._open.clear()

@@ -16,7 +16,7 @@ import hashlib
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def _server(request: Request) -> Server:
 
 
 def _generate(
-    handler: Callable[[Server, Mapping[str, Any], ExitStack], Awaitable[Response]],
+    handler: Callable[[Server, Mapping[str, Any], ExitStack], Coroutine[Any, Any, Response]],
 ) -> Endpoint:
     """A route that runs the engine: takes a seat before it reads the body, and gives it back with
     all else when the answer is over or the client has left."""
@@ -149,8 +149,7 @@ def _generate(
         with ExitStack() as stack:
             stack.enter_context(server.open_requests.seat())
             body = await read_json(request, settings.max_body_bytes, settings.body_timeout)
-            work = handler(server, body, stack)
-            response = await unless_gone(request.receive, work)  # type: ignore[arg-type]
+            response = await unless_gone(request.receive, handler(server, body, stack))
             if isinstance(response, EventStream):
                 response.resources = stack.pop_all()
             return response

@@ -64,13 +64,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
             object_pairs_hook=_object,
         )
     except UnicodeDecodeError as error:
-        raise APIError(400, f"the body is not UTF-8: byte {error.start}") from error
+        raise APIError(400, f"this is not UTF-8: byte {error.start}") from error
     except RecursionError:
         raise APIError(400, f"the JSON is nested too deep; the limit is {MAX_DEPTH}") from None
     except ValueError as error:  # json's own, and what the functions below refuse
-        raise APIError(400, f"the body is not valid JSON: {error}") from error
+        raise APIError(400, f"this is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise APIError(400, f"the body must be a JSON object, got {type(value).__name__}")
+        raise APIError(400, f"this must be a JSON object, got {type(value).__name__}")
     _check_tree(value)
     return value
 

@@ -12,7 +12,7 @@ from minifer.outputs import CompletionOutput
 from minifer.postprocessing.guards.tool_loop import tool_loop
 from minifer.postprocessing.reasoning import ReasoningScanner, starts_inside
 from minifer.postprocessing.tool_calls import ToolCallScanner, check_tools, tool_choice_constraint
-from minifer.serving.chat_prompt import check_messages, render_prompt
+from minifer.serving.chat_prompt import check_messages, plain_text, render_prompt
 from minifer.serving.errors import APIError, refusals
 from minifer.serving.fields import CHAT, read_fields, required
 from minifer.serving.generation import (
@@ -135,9 +135,9 @@ class _Call:
             variables=fields.get("chat_template_kwargs", {}),
         )
         if self.server.writes_reasoning:
-            last = self.messages[-1].get("content")
-            continued = fields.get("continue_final_message") and isinstance(last, str)
-            self.inside = starts_inside(text, last if continued else "")
+            continued = fields.get("continue_final_message", False)
+            last = plain_text(self.messages[-1].get("content")) if continued else ""
+            self.inside = starts_inside(text, last)
         ids: list[int] = await in_thread(tokenizer.encode, text, add_special_tokens=False)
         return ids
 

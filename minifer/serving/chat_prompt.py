@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+from minifer.serving.body import parse_object
 from minifer.serving.errors import APIError
 from minifer.text.tokenizer import Tokenizer
 
@@ -68,14 +69,14 @@ def spell_out_tools(
         text = _TOOL_PROMPT.format(tools="\n".join(map(_json, tools)))
         if spelled and spelled[0].get("role") == "system":
             first = spelled.pop(0)
-            text = f"{_text(first.get('content'))}\n\n{text}"
+            text = f"{plain_text(first.get('content'))}\n\n{text}"
         spelled.insert(0, {"role": "system", "content": text})
     return spelled
 
 
 def _spell(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if message.get("role") == "tool":
-        content = f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>"
+        content = f"<tool_response>\n{plain_text(message.get('content'))}\n</tool_response>"
         return {"role": "user", "content": content}
     if not message.get("tool_calls"):
         return message
@@ -85,11 +86,11 @@ def _spell(message: Mapping[str, Any]) -> Mapping[str, Any]:
         arguments = json.loads(function.get("arguments") or "{}")
         spelled = _json({"name": function["name"], "arguments": arguments})
         calls.append(f"<tool_call>\n{spelled}\n</tool_call>")
-    text = _text(message.get("content"))
+    text = plain_text(message.get("content"))
     return {"role": "assistant", "content": "\n".join([text, *calls] if text else calls)}
 
 
-def _text(content: Any) -> str:
+def plain_text(content: Any) -> str:
     """A message's content: a string, or text parts joined as `check_messages` does."""
     if isinstance(content, list):
         return "\n".join(part if isinstance(part, str) else part["text"] for part in content)
@@ -131,13 +132,14 @@ def _check_call(path: str, call: Any) -> None:
     if not isinstance(call.get("id", ""), str):
         _refuse(f"{path}.id", "a string", call["id"])
     arguments = function.get("arguments") or "{}"
-    try:
-        fits = isinstance(arguments, str) and isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
-        fits = False
-    if not fits:
+    if not isinstance(arguments, str):
         _refuse(f"{path}.function.arguments", "the JSON text of an object", arguments)
+    try:
+        parse_object(arguments.encode())
+    except APIError as error:
+        message = f"{path}.function.arguments: {error.message}"
+        raise APIError(400, message, param=f"{path}.function.arguments") from error
 
 
-def _refuse(path: str, rule: str, value: Any) -> None:
+def _refuse(path: str, rule: str, value: Any) -> NoReturn:
     raise APIError(400, f"{path} must be {rule}, got {value!r:.80}", param=path)

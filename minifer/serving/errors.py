@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +70,7 @@ class APIError(Exception):
 
 
 @contextmanager
-def refusals(known_fields: Mapping[str, Any] | None = None) -> Iterator[None]:
+def refusals(known_fields: Container[str] = ()) -> Iterator[None]:
     """A `ValueError` of the engine's own checks becomes a 400.
 
     Ours begin with the name of the parameter: where it is a field of the body, it is `param`.
@@ -80,9 +80,7 @@ def refusals(known_fields: Mapping[str, Any] | None = None) -> Iterator[None]:
     except ValueError as error:
         message = " ".join(str(error).split())
         first = message.split(maxsplit=1)[0] if message else ""
-        raise APIError(
-            400, message, param=first if first in (known_fields or ()) else None
-        ) from error
+        raise APIError(400, message, param=first if first in known_fields else None) from error
 
 
 def as_api_error(error: Exception) -> APIError:

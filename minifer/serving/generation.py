@@ -73,7 +73,8 @@ class Generation:
         stack.callback(self._stream.close)
         metrics = self.server.metrics
         self._timers = [RequestTimer(metrics, len(p), self.params) for p in self.prompts]
-        stack.callback(lambda: [timer.close() for timer in self._timers])
+        for timer in self._timers:
+            stack.callback(timer.close)
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(number of the prompt, what is new), until all are finished.

@@ -51,13 +51,17 @@ def structured_output(fields: Mapping[str, Any]) -> StructuredOutput | None:
                 "structured_outputs and response_format exclude each other",
                 param="structured_outputs",
             )
-        try:
-            return StructuredOutput.from_dict(fields["structured_outputs"])
-        except ValueError as error:
-            raise APIError(400, str(error), param="structured_outputs") from error
+        return _structured("structured_outputs", fields["structured_outputs"])
     if "response_format" not in fields:
         return None
     return _response_format(fields["response_format"])
+
+
+def _structured(field: str, value: Mapping[str, Any]) -> StructuredOutput:
+    try:
+        return StructuredOutput.of(value)
+    except ValueError as error:
+        raise APIError(400, f"{field}: {error}", param=field) from error
 
 
 def _response_format(form: Mapping[str, Any]) -> StructuredOutput | None:
@@ -73,11 +77,10 @@ def _response_format(form: Mapping[str, Any]) -> StructuredOutput | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutput(json_object=True)
+        return _structured("response_format", {"json_object": True})
     named = form.get("json_schema")
     if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
         raise refuse("response_format.json_schema.schema must be a JSON schema, an object")
     if unknown := sorted(named.keys() - _SCHEMA_KEYS):
         raise refuse(f"response_format.json_schema has no field {unknown[0]!r:.60}")
-    with refusals():
-        return StructuredOutput(json=named["schema"])
+    return _structured("response_format", {"json": named["schema"]})
