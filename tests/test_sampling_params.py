@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from minifer.sampling_params import MIN_TEMPERATURE, OutputKind, SamplingParams
+from minifer.sampling_params import (
+    MIN_TEMPERATURE,
+    OutputKind,
+    RepetitionDetection,
+    SamplingParams,
+)
 
 nan, inf = math.nan, math.inf
 
@@ -52,6 +57,10 @@ ACCEPTED = [
 REFUSED += [
     ("stop_token_ids", [-1]),  # vLLM accepts it
     ("allowed_token_ids", [3, -1]),
+    ("repetition_detection", 5),
+    ("repetition_detection", {}),
+    ("repetition_detection", {"max_pattern_size": 4}),
+    ("repetition_detection", {"max_pattern_size": 4, "min_count": 4, "size": 1}),
     ("logit_bias", {-1: 1.0}),
     ("logit_bias", {"-1": 1.0}),
     ("logit_bias", {1.5: 1.0}),
@@ -242,3 +251,33 @@ def test_defaults_are_vllms():
     assert (params.max_tokens, params.min_tokens, params.n) == (16, 0, 1)
     assert params.seed is None and params.logprobs is None
     assert params.output_kind is OutputKind.CUMULATIVE
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"max_pattern_size": 0}, r"max_pattern_size must be an integer in \[1, 1024\], got 0"),
+        (
+            {"max_pattern_size": 1025},
+            r"max_pattern_size must be an integer in \[1, 1024\], got 1025",
+        ),
+        ({"max_pattern_size": "4"}, r"max_pattern_size must be an integer in \[1, 1024\], got '4'"),
+        ({"min_count": 1}, "min_count must be an integer of at least 2, got 1"),
+        ({"min_count": True}, "min_count must be an integer of at least 2, got True"),
+        ({"min_pattern_size": -1}, r"from 0 to max_pattern_size \(8\), got -1"),
+        ({"min_pattern_size": 9}, r"from 0 to max_pattern_size \(8\), got 9"),
+    ],
+)
+def test_limits_of_repetition_are_checked(fields, sentence):
+    with pytest.raises(ValueError, match=rf"repetition_detection\..*{sentence}"):
+        RepetitionDetection(**{"max_pattern_size": 8, "min_count": 4, **fields})
+    with pytest.raises(ValueError, match=rf"repetition_detection\..*{sentence}"):
+        mapping = {"max_pattern_size": 8, "min_count": 4, **fields}
+        SamplingParams(repetition_detection=mapping)
+
+
+def test_limits_of_repetition_may_come_as_a_mapping():
+    mapping = {"max_pattern_size": 8, "min_count": 4, "min_pattern_size": 0}
+    params = SamplingParams(repetition_detection=mapping)
+    assert params.repetition_detection == RepetitionDetection(8, 4, 1)  # 0 stands for 1, as in vLLM
+    assert params.with_(seed=1).repetition_detection == params.repetition_detection

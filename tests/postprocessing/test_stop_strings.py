@@ -1,12 +1,14 @@
 """Stop strings against a definition that looks at the whole text, character by character."""
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minifer.postprocessing.detokenizer import IncrementalDetokenizer
 from minifer.postprocessing.stop_strings import StopStrings
 
 MANY = settings(max_examples=400, deadline=None)
@@ -184,3 +186,79 @@ def test_a_copy_goes_its_own_way(
         text = start + "".join(watcher.push(t) for t, _ in chunks) + watcher.flush()
         released, hit = run([(common, True), *chunks], stops)
         assert (text, watcher.hit) == ("".join(released), hit)
+
+
+# -- F-11: exhaustively, every way in which tokens can cut a stop string
+
+
+def splits(raw: bytes) -> Iterator[list[bytes]]:
+    """All 2^(n-1) ways to cut n bytes into tokens."""
+    for borders in itertools.product((False, True), repeat=len(raw) - 1):
+        places = [0, *(i for i, cut in enumerate(borders, start=1) if cut), len(raw)]
+        yield [raw[a:b] for a, b in itertools.pairwise(places)]
+
+
+def reply(tokens: Sequence[bytes], stops: Sequence[str]) -> tuple[str, str | None]:
+    """Text and stop of a reply that comes as tokens; what each releases is checked on the way."""
+    detokenizer = IncrementalDetokenizer(
+        lambda ids: b"".join(tokens[i] for i in ids).decode(errors="replace")
+    )
+    watcher, released, visible = StopStrings(stops), "", ""
+    for i in range(len(tokens)):
+        released += watcher.push(detokenizer.push(i))
+        if watcher.hit is not None:
+            return released, watcher.hit
+        text = b"".join(tokens[: i + 1]).decode(errors="replace")
+        visible = visible if text.endswith("�") else text  # a token may end inside a character
+        assert released == visible[: len(visible) - hold_back(visible, stops)]
+    return released + watcher.flush(detokenizer.flush()), watcher.hit
+
+
+def expected_reply(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    found = first_stop([(text, True)], stops)
+    return (text, None) if found is None else (text[: found[0] - len(found[1])], found[1])
+
+
+LATIN = ["A", "AB", "ABC", "ABCD", "ABCDE", "ABCDEF", "ABCDEFG", "aabaabb", "abababa", "aaaaaaa"]
+MULTIBYTE = ["aé", "é€", "€a", "👋é", "日本", "́€", "ééé"]
+
+
+@pytest.mark.parametrize("stop", LATIN + MULTIBYTE)
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("x", "y"), ("Aab", "ABa"), ("日é", "👋")])
+def test_f11_every_split_of_a_stop_string(stop: str, before: str, after: str) -> None:
+    expected = expected_reply(before + stop + after, [stop])
+    assert expected[1] == stop
+    for first, *rest in splits(stop.encode()):
+        apart = [before.encode(), first, *rest, after.encode()]
+        glued = [before.encode() + first, *rest]
+        glued[-1] += after.encode()
+        for tokens in (apart, glued):
+            assert reply([token for token in tokens if token], [stop]) == expected
+
+
+@pytest.mark.parametrize("stop", LATIN[1:] + MULTIBYTE)
+def test_f11_every_split_of_a_stop_string_that_does_not_complete(stop: str) -> None:
+    for text in (stop[:-1], stop[:-1] + "x", stop[:-1] + stop[0] + "x"):
+        expected = expected_reply(text, [stop])
+        for tokens in splits(text.encode()):
+            assert reply(tokens, [stop]) == expected
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        ["abc", "bcd"],
+        ["bcd", "abc"],
+        ["abcd", "bc"],
+        ["ab", "abc"],
+        ["cd", "abcde"],
+        ["aab", "aba"],
+        ["é", "aé"],
+        ["€b", "a€"],
+    ],
+)
+@pytest.mark.parametrize("text", ["abcde", "aabcab", "ababcd", "xaéb", "a€bé"])
+def test_f11_every_split_with_overlapping_stop_strings(stops: list[str], text: str) -> None:
+    expected = expected_reply(text, stops)
+    for tokens in splits(text.encode()):
+        assert reply(tokens, stops) == expected

@@ -8,7 +8,7 @@ may still become something forbidden, and where something forbidden begins::
                        my secret|   blocked at 3; released: "my "
 
 A reply that is blocked ends with `finish_reason="content_filter"` and the name of the check as
-`stop_reason`. What was released of it passes every check, whatever the tokens' borders.
+`stop_reason`. Nothing of a forbidden passage is ever released, whatever the tokens' borders.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class SafetyHook:
     def __init__(self, checks: Iterable[SafetyCheck]) -> None:
         self._checks = tuple(checks) if isinstance(checks, Iterable) else (checks,)
         for check in self._checks:
-            if not callable(getattr(check, "judge", None)):
+            named = isinstance(getattr(check, "name", None), str)
+            if not named or not callable(getattr(check, "judge", None)):
                 raise ValueError(f"checks must be objects with name, context, judge, got {check!r}")
         self._context = max((check.context for check in self._checks), default=0)
         self._seen = ""  # the end of what was released
@@ -81,11 +82,7 @@ class SafetyHook:
             return self._verdict("")
         start = len(self._seen)
         text = self._seen + self._held + text
-        end, by = self._judge(text, start, final)
-        while by is not None:  # what is left may be a word of its own only now: judge it again
-            self._blocked_by = self._blocked_by or by
-            text = text[:end]
-            end, by = self._judge(text, start, True)
+        end, self._blocked_by = self._judge(text, start, final)
         released, self._held = text[start:end], text[end:]
         self._seen = text[max(0, end - self._context) : end]
         return self._verdict(released)
