@@ -97,7 +97,9 @@ def test_the_json_says_all_that_the_schema_promises(tmp_path: Path) -> None:
     result.write(tmp_path / "result.json")
     out = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert out["schema_version"] == SCHEMA_VERSION
-    expected = "schema_version name started machine versions git settings runs warmup arms ratios details"
+    expected = (
+        "schema_version name started machine versions git settings runs warmup arms ratios details"
+    )
     assert set(out) == {*expected.split(), "order"}
     assert out["order"] == ["slow", "fast"]
     assert out["settings"] == {"seed": 7}

@@ -42,11 +42,11 @@ def save_plot(
             _draw_cdf(axes, values[name], label, colour, style)
             if name in (slo or {}):
                 limit = (slo or {})[name] * 1e3
-                axes.axvline(limit, color=_GREY, linestyle=":", label=f"SLO of {label}")
-        _label(axes, heading, "milliseconds", "share of requests" if column == 0 else "")
+                axes.axvline(limit, color=_GREY, linestyle=":", label=f"SLO {label}")
+        _label(axes, heading, "milliseconds", "share at or below" if column == 0 else "")
         axes.set_ylim(0, 1.02)
         axes.set_xlim(left=0)
-        axes.legend(fontsize=8, loc="lower right")
+        axes.legend(fontsize=8, loc="lower right", title="p50 / p99, ms", title_fontsize=8)
     _draw_timeline(figure.add_subplot(grid[1, :]), run)
     figure.savefig(path)
 
@@ -56,7 +56,7 @@ def _draw_cdf(axes: Axes, values: Sequence[float], label: str, colour: str, styl
     if not values:
         return
     p50, p99 = (metrics.percentile(values, q) * 1e3 for q in (50, 99))
-    label = f"{label}: p50 {p50:.3g}, p99 {p99:.3g} ms"
+    label = f"{label} {_short(p50)} / {_short(p99)}"
     axes.ecdf([value * 1e3 for value in values], color=colour, linestyle=style, label=label)
 
 
@@ -88,7 +88,19 @@ def _draw_timeline(axes: Axes, run: LoadRun) -> None:
     if failed := [r.intended - run.start for r in run.records if r.error is not None]:
         right.plot(failed, [0] * len(failed), "x", color=_RED, clip_on=False, label="failed")
     handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-    right.legend(handles=handles, fontsize=8, loc="upper right", ncols=3)
+    right.legend(
+        handles=handles,
+        fontsize=8,
+        ncols=3,
+        frameon=False,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+    )
+
+
+def _short(value: float) -> str:
+    """Three digits, none of them in an exponent."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _label(axes: Axes, heading: str, x: str, y: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 import httpx
 
+_KEY = "MINIFER_API_KEY"  # a key of the user's own server is not this one's
 _PATIENCE = 10.0  # seconds for a server to stop by itself
 
 
@@ -24,8 +26,11 @@ def spawned_server(arguments: Sequence[str], timeout: float = 300.0) -> Iterator
     """
     port = _free_port()
     command = [sys.executable, "-m", "minifer", "serve", "--port", str(port), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != _KEY}
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_until_healthy(url, process, time.monotonic() + timeout)
