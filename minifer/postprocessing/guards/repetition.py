@@ -95,13 +95,18 @@ class RepetitionGuard:
         self._texts: deque[str] = deque(maxlen=max_period)  # of the last tokens
         self._min_count = min_count
         self._min_tokens = min_tokens
+        # Of a tail that repeats c times, all but the first passage is run: (1 - 1/c) of it.
+        self._min_run = min_tokens * (min_count - 1) // min_count
         self._max_legitimate_tokens = max_legitimate_tokens
 
     def on_token(self, token_id: int, text: str) -> HookVerdict:
         if self._alarm.rung:
             return HookVerdict(text)
         self._texts.append(text)
-        for period, run in reversed(self._runs.push(token_id).items()):
+        runs = self._runs.push(token_id)
+        if max(runs.values(), default=0) < self._min_run:  # nearly always
+            return HookVerdict(text)
+        for period, run in reversed(runs.items()):
             length = period + run
             if length >= self._min_tokens and length >= self._min_count * period:
                 # Text may lag behind its tokens; in a loop that only turns the passage round.
