@@ -30,6 +30,9 @@ def reference_scores(logits: Sequence[float], request: Request) -> list[float]:
     params, output = request.params, request.output_token_ids
     scores = list(logits)
     masked: set[int] = set()
+    if request.grammar is not None:
+        allowed = request.grammar.mask(request.eos_token_ids).tolist()
+        masked |= {token for token, legal in enumerate(allowed) if not legal}
     if params.allowed_token_ids is not None:
         masked |= set(range(len(scores))) - set(params.allowed_token_ids)
     for *start, last in request.bad_word_ids:
