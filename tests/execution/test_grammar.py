@@ -35,9 +35,8 @@ SCHEMA = {
         "name": {"type": "string", "maxLength": 3},
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 1},
-        "ok": {"type": "boolean"},
     },
-    "required": ["name", "age", "tags", "ok"],
+    "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
 
@@ -45,7 +44,7 @@ SCHEMA = {
 def engine(**options: object) -> Engine:
     """A random model over bytes, which writes rubbish wherever it may."""
     config = tiny_config(vocab_size=288, max_position_embeddings=512)
-    options = {"num_kv_blocks": 256, "eos": (EOS,), **options}
+    options = {"num_kv_blocks": 72, "eos": (EOS,), **options}
     return tiny_engine(config=config, tokenizer=byte_tokenizer(), **options)
 
 
@@ -356,23 +355,23 @@ def test_case_121_two_grammars_at_once_and_a_bad_third_disturb_nobody() -> None:
 
 
 def test_n_sampled_replies_are_all_valid_and_differ() -> None:
-    outs = ask(wish(json=SCHEMA, n=8, temperature=1.2, seed=5), max_num_seqs=8)
+    outs = ask(wish(json=SCHEMA, n=6, temperature=1.2, seed=5), max_num_seqs=6)
     assert len({out.text for out in outs}) > 4
     for out in outs:
         jsonschema.validate(json.loads(out.text), SCHEMA)
 
 
 def test_n_replies_equal_those_of_requests_of_their_own() -> None:
-    outs = ask(wish(json=SCHEMA, n=3, temperature=1.2, seed=5))
+    outs = ask(wish(json=SCHEMA, n=2, temperature=1.2, seed=5))
     for i, out in enumerate(outs):
         (alone,) = ask(wish(json=SCHEMA, temperature=1.2, seed=5 + i))
         assert out.token_ids == alone.token_ids
 
 
 def test_preemption_keeps_the_state() -> None:
-    params = [wish(json=SCHEMA, temperature=1.0, seed=i) for i in range(4)]
+    params = [wish(json=SCHEMA, temperature=1.0, seed=i) for i in range(3)]
     alone = [ask(p)[0].token_ids for p in params]
-    with engine(num_kv_blocks=16, enable_prefix_caching=False) as e:
+    with engine(num_kv_blocks=18, enable_prefix_caching=False) as e:
         for i, p in enumerate(params):
             e.add_request(str(i), "hi", p.with_(max_tokens=60))
         outs = run_engine(e)
@@ -435,7 +434,7 @@ def test_a_named_call_is_of_that_tool_and_parallel_allows_more() -> None:
     assert [(c.name, json.loads(c.arguments)) for c in scanner.calls] == [("g", {})]
     assert out.finish_reason == "stop"
 
-    many = wish(grammar=tool_choice_constraint(tools, "required").grammar, max_tokens=200)
+    many = wish(grammar=tool_choice_constraint(tools, "required").grammar, max_tokens=130)
     scanner = ToolCallScanner()
     scanner.push(ask(many.with_(ignore_eos=True))[0].text)
     assert len(scanner.calls) >= 2
