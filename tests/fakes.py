@@ -13,6 +13,7 @@ from minifer.events import EventBus, ListSink
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
 from minifer.kv.prefix_key import sha256
+from minifer.kv.step_input import StepInput
 from minifer.outputs import RequestGroup, RequestOutput
 from minifer.request import Request, SamplingParams
 from minifer.scheduling.plan import SchedulePlan
@@ -35,9 +36,13 @@ class ScheduleDriver:
     KV of exactly the tokens that led to it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 4, hash_function=sha256, **config):
+    def __init__(
+        self, num_blocks: int, block_size: int = 4, hash_function=sha256, make_tiers=None, **config
+    ):
+        """make_tiers: called with the configuration and `read_block`; None for no tiers."""
         self.sink = ListSink()
-        events = EventBus(self.sink, clock=lambda: 0.0)
+        self.now = 0.0  # seconds
+        events = EventBus(self.sink, clock=lambda: self.now)
         self.config = EngineConfig(
             block_size=block_size, num_kv_blocks=num_blocks, **{"max_num_seqs": 16, **config}
         )
@@ -48,6 +53,7 @@ class ScheduleDriver:
             index=self.config.prefix_index,
             hash_function=hash_function,
             events=events,
+            tiers=make_tiers and make_tiers(self.config, self.read_block),
         )
         self.scheduler = Scheduler(self.config, self.kv, events)
         self.requests: list[Request] = []
@@ -62,7 +68,7 @@ class ScheduleDriver:
     def step(self, token: int | Callable[[Request], int] = 7) -> SchedulePlan:
         plan = self.scheduler.schedule()
         self.check_plan(plan)
-        self.compute(plan)
+        computed = self.compute(plan)
         self.scheduler.advance(plan)
         for entry in plan.scheduled:
             request = entry.request
@@ -70,19 +76,28 @@ class ScheduleDriver:
                 request.token_ids.append(token(request) if callable(token) else token)
                 if request.num_output_tokens == request.params.max_tokens:
                     self.scheduler.finish(request)
+        self.kv.store(plan, computed)
         self.check()
         return plan
 
-    def compute(self, plan: SchedulePlan) -> None:
+    def read_block(self, block_id: int) -> tuple[tuple[int, ...], ...]:
+        """What a tier stores of a block: only what was computed can be read."""
+        P = self.kv.block_size
+        return tuple(self.memory[slot] for slot in range(block_id * P, block_id * P + P))
+
+    def compute(self, plan: SchedulePlan) -> StepInput:
         """A model whose KV is the prefix itself: what attention would read must be right.
 
-        As on a device: all copies, then all writes, then all reads.
+        As on a device: all copies, then all loads, then all writes, then all reads.
         """
         step, P = self.kv.prepare(plan), self.kv.block_size
         old = dict(self.memory)
         for source, target in step.block_copies:
             for i in range(P):
                 self.memory[target * P + i] = old.get(source * P + i, ())
+        for block_id, stored in step.block_loads:
+            for i, prefix in enumerate(stored.payload):
+                self.memory[block_id * P + i] = prefix
         for (start, end), entry in zip(
             itertools.pairwise(step.query_start), plan.scheduled, strict=True
         ):
@@ -96,6 +111,7 @@ class ScheduleDriver:
             for p in range(length):
                 slot = table[p // P] * P + p % P
                 assert self.memory.get(slot) == tuple(entry.request.token_ids[: p + 1])
+        return step
 
     def tokens(self) -> dict[str, int]:
         """One step; who computed how many tokens."""
@@ -104,7 +120,7 @@ class ScheduleDriver:
     def run(self, limit: int = 1000) -> list[dict[str, int]]:
         """Steps until nobody is left; fails when `limit` steps are not enough."""
         steps = []
-        while self.scheduler.running or self.scheduler.waiting:
+        while self.scheduler.running or self.scheduler.waiting or self.scheduler.loading:
             assert len(steps) < limit, "no end in sight"
             steps.append(self.tokens())
         return steps
@@ -187,7 +203,8 @@ def step_checked(engine) -> list[RequestOutput]:
 
 
 def check_engine(engine) -> None:
-    requests = [*engine.scheduler.running, *engine.scheduler.waiting]
+    scheduler = engine.scheduler
+    requests = [*scheduler.running, *scheduler.waiting, *scheduler.loading]
     check_invariants(engine.kv, requests)
     if not engine.has_unfinished_requests:
         assert engine.kv.pool.num_free == engine.kv.pool.num_blocks
