@@ -24,7 +24,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -36,7 +36,7 @@ from minifer.request import SamplingParams
 from minifer.serving.body import read_json
 from minifer.serving.chat import chat_completions
 from minifer.serving.completions import completions
-from minifer.serving.errors import APIError, on_error
+from minifer.serving.errors import EXPECTED, APIError, on_error
 from minifer.serving.event_stream import EventHub, Subscriber, events
 from minifer.serving.limits import OpenRequests, RequireKey
 from minifer.serving.logprobs import TokenBytes
@@ -120,8 +120,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlet
             Route("/tokenize", _post(tokenize), methods=["POST"]),
             Route("/detokenize", _post(detokenize), methods=["POST"]),
         ],
-        exception_handlers={Exception: on_error, APIError: on_error, ClientDisconnect: on_error}
-        | dict.fromkeys((404, 405), on_error),
+        exception_handlers=dict.fromkeys((*EXPECTED, Exception), on_error),
         middleware=[Middleware(RequireKey, settings.api_key)] if settings.api_key else [],
     )
     app.router.redirect_slashes = False

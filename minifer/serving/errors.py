@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from minifer.async_llm import EngineClosedError
-
-log = logging.getLogger("minifer.serving")
 
 MAX_MESSAGE = 500  # characters; a refused value may be as long as the body
 GONE = 499  # nginx' status for a client that has left; nobody reads it
@@ -84,19 +81,23 @@ def refusals(known_fields: Container[str] = ()) -> Iterator[None]:
 
 
 def as_api_error(error: Exception) -> APIError:
-    """What a client is told about any exception; the unexpected is logged, not shown."""
+    """What a client is told about any exception; of one that was not expected only its kind."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, HTTPException):  # the router's: no such route, wrong method
         return APIError(error.status_code, error.detail, headers=error.headers)
     if isinstance(error, EngineClosedError):
         return APIError(503, str(error), code="engine_stopped")
-    log.error("unexpected error", exc_info=error)
     return APIError(500, f"internal error: {type(error).__name__}", code="internal_error")
 
 
+# Answered, and that is all. Whatever else a route raises is a fault of ours: Starlette sends the
+# answer and raises it once more, and uvicorn logs it.
+EXPECTED = (APIError, HTTPException, EngineClosedError, ClientDisconnect)
+
+
 async def on_error(request: Request, error: Exception) -> Response:
-    """Starlette's exception handler for all of the above."""
+    """Starlette's exception handler."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=GONE)
     if isinstance(error, HTTPException):

@@ -1,22 +1,20 @@
 """What a monitor wants to know, under vLLM's names: `minifer:num_requests_running` and so on.
 
-Numbers that the engine keeps anyway (queue lengths, cache hits) are read when somebody asks;
-they are plain integers, so reading them from another thread is safe, if not of one instant. Times
-of requests are observed as their outputs come by. Each app has its own registry: no global state.
+Times of requests are observed as their outputs come by; what the engine counts anyway is read when
+somebody asks (`engine_metrics.py`). Each app has its own registry: no global state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from minifer.async_llm import AsyncLLM
 from minifer.outputs import RequestMetrics, RequestOutput
 from minifer.request import SamplingParams
+from minifer.serving.engine_metrics import PREFIX, EngineCollector
 
-PREFIX = "minifer:"
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20)
 _ITL = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -64,7 +62,7 @@ class ServerMetrics:
             registry=None,
         )
         own = [*self._histograms.values(), self._prompt_tokens, self._generation_tokens]
-        for metric in [*own, self._success, _EngineCollector(llm, model_name)]:
+        for metric in [*own, self._success, EngineCollector(llm.engine, model_name)]:
             self.registry.register(metric)  # type: ignore[arg-type]
         llm.on_step = lambda tokens: self.observe("iteration_tokens_total", tokens)
 
@@ -145,45 +143,3 @@ class RequestTimer:
 
 def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
-
-
-class _EngineCollector:
-    """Reads the engine when Prometheus asks."""
-
-    def __init__(self, llm: AsyncLLM, model_name: str) -> None:
-        self._llm = llm
-        self._model = model_name
-
-    def collect(self) -> Iterator[Metric]:
-        engine = self._llm.engine
-        scheduler, kv = engine.scheduler, engine.kv
-        yield self._gauge("num_requests_running", "Sequences being run", len(scheduler.running))
-        yield self._gauge("num_requests_waiting", "Requests in the queue", len(scheduler.waiting))
-        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", kv.usage)
-        counts = [
-            ("num_preemptions", "Preemptions", scheduler.num_preemptions),
-            ("prefix_cache_queries", "Tokens looked up", kv.stats.num_queries),
-            ("prefix_cache_hits", "Tokens found", kv.stats.num_hits),
-        ]
-        for name, text, value in counts:
-            yield self._counter(name, text, [((), value)])
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-        gauge.add_metric([self._model], value)
-        return gauge
-
-    def _counter(
-        self,
-        name: str,
-        text: str,
-        values: Iterable[tuple[Sequence[str], float]],
-        labels: Sequence[str] = (),
-    ) -> Metric:
-        counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name", *labels])
-        for extra, value in values:
-            counter.add_metric([self._model, *extra], value)
-        return counter
-
-
-__all__ = ["RequestTimer", "ServerMetrics"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import ExitStack, aclosing
 from typing import Any, TypeVar
@@ -18,7 +19,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minifer.serving.errors import as_api_error
+from minifer.serving.errors import EXPECTED, as_api_error
+
+log = logging.getLogger("minifer.serving")
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -92,5 +95,7 @@ class EventStream(Response):
                 async for chunk in events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Exception as error:
+                if not isinstance(error, EXPECTED):
+                    log.exception("a stream broke")
                 last = event(as_api_error(error).envelope)
                 await send({"type": "http.response.body", "body": last, "more_body": True})

@@ -1,0 +1,91 @@
+"""What the engine counts anyway, read when Prometheus asks.
+
+These are plain numbers that the engine's thread writes: reading them from another thread is safe
+and costs the engine nothing, but they are not all of one instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from minifer.engine import Engine
+from minifer.kv.tiers.stats import TierStats
+
+PREFIX = "minifer:"
+
+
+class EngineCollector:
+    """Queue lengths, cache use and hits, KV tiers, guards. Names are vLLM's where it has them."""
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self._engine = engine
+        self._model = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry for every scrape."""
+        scheduler, kv = self._engine.scheduler, self._engine.kv
+        yield self._gauge("num_requests_running", "Sequences being run", len(scheduler.running))
+        yield self._gauge("num_requests_waiting", "Requests in the queue", len(scheduler.waiting))
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", kv.usage)
+        count = self._counter
+        yield count("num_preemptions", "Preemptions", scheduler.num_preemptions)
+        yield count("prefix_cache_queries", "Tokens looked up on the device", kv.stats.num_queries)
+        yield count("prefix_cache_hits", "Tokens found on the device", kv.stats.num_hits)
+        trips = dict(self._engine.guard_trips)
+        yield self._labelled("guard_trips", "Alarms of guards", ("guard",), by_one(trips))
+        if kv.tiers is not None:
+            yield from self._tiers(kv.tiers.stats)
+
+    def _tiers(self, stats: TierStats) -> Iterator[Metric]:
+        count = self._counter
+        hits = sum(stats.hits.values())
+        yield count("external_prefix_cache_queries", "Tokens asked of the tiers", stats.num_queries)
+        yield count("external_prefix_cache_hits", "Tokens loaded from a tier", hits)
+        ways = {"load": stats.loads, "store": stats.stores}
+        for name, text in (("blocks", "Blocks moved"), ("bytes", "Bytes"), ("seconds", "Time")):
+            values = {
+                (way, tier): float(getattr(transfer, name))
+                for way, transfers in ways.items()
+                for tier, transfer in transfers.items()
+            }
+            yield self._labelled(f"kv_offload_{name}", text, ("direction", "tier"), values)
+        evicted = by_one(stats.evicted)
+        yield self._labelled("kv_offload_evicted_blocks", "Blocks thrown out", ("tier",), evicted)
+        refused = by_one(stats.refused)
+        text = "Tokens computed although a tier had them"
+        yield self._labelled("kv_offload_refused_tokens", text, ("tier",), refused)
+        for name, text in (
+            ("dropped", "Blocks not written: the disk was too slow"),
+            ("rejected", "Blocks not stored: not finite"),
+            ("corrupt", "Files that failed a check"),
+            ("write_errors", "Files that could not be written"),
+            ("timeouts", "Waits for the disk that were given up"),
+        ):
+            yield count(f"kv_offload_{name}", text, getattr(stats, name))
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
+        gauge.add_metric([self._model], value)
+        return gauge
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        return self._labelled(name, text, (), {(): value})
+
+    def _labelled(
+        self,
+        name: str,
+        text: str,
+        labels: tuple[str, ...],
+        values: Mapping[tuple[str, ...], float],
+    ) -> Metric:
+        counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name", *labels])
+        for extra, value in values.items():
+            counter.add_metric([self._model, *extra], value)
+        return counter
+
+
+def by_one(values: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    """Keys of one label."""
+    return {(key,): value for key, value in values.items()}
