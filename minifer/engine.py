@@ -251,20 +251,22 @@ class Engine:
         text = None
         if tokenizer is not None and params.detokenize:
             text = lambda: tokenizer.decode(request.prompt_token_ids)  # noqa: E731
-        own = requested_guards(params, self._reporter(request, "stop"))
-        return own + default_guards(action, text, self._reporter(request, action))
+        own = requested_guards(params, self._reporter("stop"))
+        return own + default_guards(action, text, self._reporter(action))
 
-    def _reporter(self, request: Request, action: str) -> Report:
+    def _reporter(self, action: str) -> Report:
         """Counts and reports alarms; a plain function, for hooks are copied and engines not."""
 
-        def report(guard: str, reason: str) -> None:
-            self.guard_trips[guard] += 1
-            if self.events:
-                data = {"guard": guard, "reason": reason, "action": action}
-                emit, name = self.events.emit, request.request_id
-                emit("postprocessing", "guard.tripped", name, None, **data)
+        def report(guard: str, reason: str) -> None:  # whichever of the copies speaks
+            self._trip(self.postprocessor.current_request_id, guard, reason, action)
 
         return report
+
+    def _trip(self, request_id: str | None, guard: str, reason: str, action: str) -> None:
+        self.guard_trips[guard] += 1
+        if self.events:
+            data = {"guard": guard, "reason": reason, "action": action}
+            self.events.emit("postprocessing", "guard.tripped", request_id, None, **data)
 
     def _check_new(self, name: str, request_id: Any) -> None:
         if not is_text(request_id):
@@ -382,7 +384,7 @@ class Engine:
                 if sampled.error is not None:
                     self.kv.withdraw(sequence)
                     if sampled.error in NON_FINITE:
-                        self._reporter(sequence, "stop")("non_finite", sampled.error)
+                        self._trip(sequence.request_id, "non_finite", sampled.error, "stop")
                 if self.postprocessor.accept(sequence, sampled):
                     self.scheduler.finish(sequence)
         outputs = (self._output(request) for request in touched.values())

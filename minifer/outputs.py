@@ -26,8 +26,9 @@ TokenLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One of the n sequences of a request.
 
-    finish_reason: "stop" (end token, stop id or stop string), "length", "abort", "error", or
-    None while it runs. stop_reason: the stop string or stop id that hit, or the error's text.
+    finish_reason: None while it runs; "stop" (end token, stop id or stop string), "length",
+    "abort", "error"; or what a hook says: "repetition", "language_drift", "content_filter".
+    stop_reason: the stop string or stop id that hit, the error's text, or the hook's reason.
     """
 
     index: int

@@ -165,6 +165,7 @@ class Postprocessor:
         self._events = events
         self._groups: dict[RequestGroup, list[SequenceOutput]] = {}
         self._pieces: dict[int, str] = {}  # text of single tokens, for logprobs
+        self.current_request_id: str | None = None  # of the sequence that took the last token
 
     def open(self, request: Request, hooks: Sequence[TokenHook] = ()) -> None:
         """Begin with a request's first sequence."""
@@ -183,6 +184,7 @@ class Postprocessor:
 
     def accept(self, request: Request, sampled: Sampled) -> bool:
         """Take one token of one sequence; True when that ended it."""
+        self.current_request_id = request.request_id
         sequence = self._of(request)
         before = len(sequence.text)
         try:

@@ -78,11 +78,12 @@ def tool_loop(
 ) -> str | None:
     """Does this conversation end in a loop of tool calls? Returns why, or None.
 
-    messages: of the OpenAI chat API; results are found by `tool_call_id`. A message of the user
-    ends a loop, and so does any other call after it: what is past is no reason to refuse.
+    messages: of the OpenAI chat API, checked elsewhere; results are found by `tool_call_id`. A
+    message of the user ends a loop, and so does any other call after it: what is past is no reason
+    to refuse.
     """
     results = {
-        message.get("tool_call_id"): message.get("content")
+        str(message.get("tool_call_id")): message.get("content")
         for message in messages
         if message.get("role") == "tool"
     }
@@ -93,7 +94,7 @@ def tool_loop(
             reason = None
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
-            result = results.get(call.get("id"))
+            result = results.get(str(call.get("id")))
             reason = detector.observe(str(function.get("name")), function.get("arguments"), result)
     return reason
 

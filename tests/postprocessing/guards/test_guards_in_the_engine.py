@@ -111,7 +111,8 @@ def test_a_prompt_of_token_ids_is_read_too() -> None:
 
 def test_every_sequence_of_n_is_watched_by_itself() -> None:
     fields = {"n": 3, "temperature": 1.0, "seed": 1}
-    outputs, engine, _ = say({"loop": "hi "}, guards="stop", **fields)
+    outputs, engine, trips = say({"loop": "hi "}, guards="stop", **fields)
+    assert [name for name, _ in trips] == ["loop", "loop#1", "loop#2"]
     assert [output.finish_reason for output in outputs["loop"]] == ["repetition"] * 3
     assert engine.guard_trips == {"repetition": 3}
 
