@@ -37,6 +37,7 @@ from minifer.structured_output import JSON_WHITESPACE, StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
     from minifer.text.tokenizer import Tokenizer
 
@@ -92,7 +93,7 @@ class GrammarCompiler:
             raise ValueError("structured output needs a tokenizer, this engine has none")
         backend = tokenizers.Tokenizer.from_str(self._tokenizer.backend_tokenizer.to_str())
         backend.add_special_tokens([_END])
-        end = backend.token_to_id(_END)
+        end = backend.get_vocab()[_END]
         size = max(self._vocab_size, end + 1)
         return LLTokenizer(backend.to_str(), n_vocab=size, eos_token=end), end
 
@@ -153,11 +154,10 @@ def _source(structured: StructuredOutput) -> str:
     if structured.choice is not None:
         texts = (json.dumps(text) for text in structured.choice)
         return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
-    schema = {"type": "object"} if structured.json is None else structured.json
+    schema = '{"type": "object"}' if structured.json is None else str(structured.json)
+    whitespace: JsonCompileOptions = {"whitespace_pattern": JSON_WHITESPACE}
     try:
-        return LLMatcher.grammar_from_json_schema(
-            schema, defaults={"whitespace_pattern": JSON_WHITESPACE}
-        )
+        return LLMatcher.grammar_from_json_schema(schema, defaults=whitespace)
     except ValueError as error:
         raise ValueError(_refusal("structured.json", str(error))) from error
 

@@ -10,6 +10,7 @@ import string
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from minifer.postprocessing.tool_calls import ToolCallScanner, tool_choice_const
 from minifer.request import SamplingParams
 from minifer.structured_output import StructuredOutput
 from minifer.text.byte_tokenizer import byte_tokenizer
+from minifer.text.tokenizer import Tokenizer
+from minifer.weights.gguf_tokenizer import _sentencepiece
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -443,27 +446,20 @@ def test_a_named_call_is_of_that_tool_and_parallel_allows_more() -> None:
 # -- vocabularies
 
 
-def spm_tokenizer():
-    """SentencePiece as a GGUF file brings it: pieces with ▁, and tokens for single bytes."""
-    import tokenizers
-    from tokenizers import decoders, models
-
-    from minifer.text.tokenizer import Tokenizer
-
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
-    vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    for piece in ["▁", *string.ascii_lowercase, "▁yes", '"', "{", "}", ":", "ab"]:
-        vocab.setdefault(piece, len(vocab))
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")], byte_fallback=True))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+def sentencepiece_tokenizer() -> Tokenizer:
+    """As it is converted from a GGUF file: pieces with ▁, and tokens for single bytes."""
+    pieces = ["▁", *string.ascii_lowercase, "▁yes", "es", "yes", "ab"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
+    values = {"tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(pieces))]}
+    file = SimpleNamespace(path="x.gguf", get=values.get, require=values.__getitem__)
+    backend = _sentencepiece(file, tokens, types)
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
     return Tokenizer(backend, special_tokens={"eos_token": "</s>"})
 
 
 def test_a_vocabulary_with_byte_fallback_works() -> None:
-    tokenizer = spm_tokenizer()
+    tokenizer = sentencepiece_tokenizer()
     state = GrammarCompiler(tokenizer, 400).compile(StructuredOutput(choice=["a yes", "ab é"]))
     spelled = {tokenizer.id_to_token(token) for token in state.mask([2]).nonzero()[:, 0].tolist()}
     assert spelled == {"a", "ab", "<0x61>"}
