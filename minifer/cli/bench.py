@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
 from minifer.cli.parser import Parser, add_command, add_engine_options, engine_fields
+from minifer.cli.serve import KEY_VARIABLE
 from minifer.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from minifer.perf.load.workload import Workload
 
 _CONCURRENCY = 8  # of the closed loop that is run when nothing else is asked for
-_WORKLOAD = {  # option → default; what a trace decides itself
+_WORKLOAD: Mapping[str, Any] = {  # option → default; what a trace decides itself
     "input_len": "128",
     "output_len": "32",
     "prefix_groups": 0,
@@ -30,7 +32,7 @@ _WORKLOAD = {  # option → default; what a trace decides itself
     "burstiness": 1.0,
     "max_concurrency": None,
 }
-_TRACE = {"trace_jitter": 0.0, "speed_up": 1.0, "max_total_len": None}
+_TRACE: Mapping[str, Any] = {"trace_jitter": 0.0, "speed_up": 1.0, "max_total_len": None}
 
 
 def add(commands: Any) -> None:
@@ -91,7 +93,7 @@ def _add_server_options(parser: Parser) -> None:
     group = parser.add_argument_group("server")
     add = group.add_argument
     add("--base-url", metavar="URL", help="a running server, such as http://127.0.0.1:8000")
-    add("--api-key", metavar="KEY", help="sent with each request (with --base-url)")
+    add("--api-key", metavar="KEY", help=f"for --base-url; better in {KEY_VARIABLE}")
     add(
         "--endpoint",
         choices=("completions", "chat"),
@@ -234,7 +236,7 @@ def _benchmark(arguments: argparse.Namespace) -> ServeBenchmark:
         runs=arguments.runs,
         warmup=arguments.warmup,
         model=arguments.model if arguments.base_url else None,
-        api_key=arguments.api_key,
+        api_key=arguments.api_key or (os.environ.get(KEY_VARIABLE) if arguments.base_url else None),
         vocab_size=arguments.vocab_size,
         timeout=arguments.timeout,
         slo=parse_slo(arguments.slo),
@@ -303,4 +305,4 @@ def _title(arguments: argparse.Namespace, bench: ServeBenchmark) -> str:
     else:
         load = f"closed loop, {bench.max_concurrency} clients"
     lengths = "" if arguments.trace else f", {arguments.input_len} → {arguments.output_len} tokens"
-    return f"minifer bench serve: {what}, {load}{lengths}, seed {bench.seed}"
+    return f"{what}: {load}{lengths}, seed {bench.seed}"

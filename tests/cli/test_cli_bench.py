@@ -102,6 +102,13 @@ def test_every_option_arrives(begun) -> None:
     assert begun("--max-concurrency", "3")["bench"].max_concurrency == 3
 
 
+def test_the_key_of_the_environment_is_for_running_servers(begun, monkeypatch) -> None:
+    monkeypatch.setenv("MINIFER_API_KEY", "secret")
+    assert begun("--base-url", "http://other")["bench"].api_key == "secret"
+    assert begun("--base-url", "http://other", "--api-key", "k")["bench"].api_key == "k"
+    assert begun()["bench"].api_key is None
+
+
 def test_a_trace_brings_its_arrivals(begun, trace: str, capsys: Capture) -> None:
     plan = begun("--trace", trace, "--speed-up", "2", "--max-total-len", "20")["bench"]
     assert isinstance(plan.source, Trace)

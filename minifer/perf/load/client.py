@@ -68,7 +68,7 @@ class OpenAIClient:
         self._chat = endpoint == "chat"
         self._path = "/v1/chat/completions" if self._chat else "/v1/completions"
         self._timeout = timeout
-        self._fixed = {} if model is None else {"model": model}
+        self._fixed: dict[str, Any] = {} if model is None else {"model": model}
         self._fixed |= {"stream": True, "stream_options": {"include_usage": True}, **(extra or {})}
 
     async def send(

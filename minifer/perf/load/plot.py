@@ -38,15 +38,16 @@ def save_plot(
     values = metrics.latencies(run)
     for column, (heading, curves) in enumerate(_PANELS):
         axes = figure.add_subplot(grid[0, column])
+        factor, unit = _unit([value for name, *_ in curves for value in values[name]])
         for name, label, colour, style in curves:
-            _draw_cdf(axes, values[name], label, colour, style)
+            _draw_cdf(axes, [value * factor for value in values[name]], label, colour, style)
             if name in (slo or {}):
-                limit = (slo or {})[name] * 1e3
+                limit = (slo or {})[name] * factor
                 axes.axvline(limit, color=_GREY, linestyle=":", label=f"SLO {label}")
-        _label(axes, heading, "milliseconds", "share at or below" if column == 0 else "")
+        _label(axes, heading, unit, "share at or below" if column == 0 else "")
         axes.set_ylim(0, 1.02)
         axes.set_xlim(left=0)
-        axes.legend(fontsize=8, loc="lower right", title="p50 / p99, ms", title_fontsize=8)
+        axes.legend(fontsize=8, loc="lower right", title="p50 / p99", title_fontsize=8)
     _draw_timeline(figure.add_subplot(grid[1, :]), run)
     figure.savefig(path)
 
@@ -55,13 +56,15 @@ def _draw_cdf(axes: Axes, values: Sequence[float], label: str, colour: str, styl
     """The empirical distribution, its p50 and p99 named in the legend."""
     if not values:
         return
-    p50, p99 = (metrics.percentile(values, q) * 1e3 for q in (50, 99))
+    p50, p99 = (metrics.percentile(values, q) for q in (50, 99))
     label = f"{label} {_short(p50)} / {_short(p99)}"
-    axes.ecdf([value * 1e3 for value in values], color=colour, linestyle=style, label=label)
+    axes.ecdf(values, color=colour, linestyle=style, label=label)
 
 
 def _draw_timeline(axes: Axes, run: LoadRun) -> None:
     """Requests in flight over time, and each request's TTFT where it was due."""
+    from matplotlib.ticker import MaxNLocator
+
     steps = [(run.start, 0), *metrics.in_flight(run.records), (run.end, 0)]
     times = [time - run.start for time, _ in steps]
     counts = [count for _, count in steps]
@@ -70,12 +73,13 @@ def _draw_timeline(axes: Axes, run: LoadRun) -> None:
     _label(axes, "Load and time to first token", "seconds since the start", "requests in flight")
     axes.set_xlim(0, max(times) or 1)
     axes.set_ylim(bottom=0)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     right = axes.twinx()
     done = [r for r in run.records if r.error is None]
+    factor, unit = _unit(metrics.latencies(run)["ttft"])
     right.plot(
         [r.intended - run.start for r in done],
-        [metrics.ttft(r) * 1e3 for r in done],
+        [metrics.ttft(r) * factor for r in done],
         "o",
         markersize=4,
         color=_BLUE,
@@ -83,7 +87,7 @@ def _draw_timeline(axes: Axes, run: LoadRun) -> None:
         label="TTFT (right)",
     )
     right.set_ylim(bottom=0)
-    right.set_ylabel("TTFT, milliseconds", color=_BLUE)
+    right.set_ylabel(f"TTFT, {unit}", color=_BLUE)
     right.spines["top"].set_visible(False)
     if failed := [r.intended - run.start for r in run.records if r.error is not None]:
         right.plot(failed, [0] * len(failed), "x", color=_RED, clip_on=False, label="failed")
@@ -96,6 +100,11 @@ def _draw_timeline(axes: Axes, run: LoadRun) -> None:
         loc="lower right",
         bbox_to_anchor=(1, 1),
     )
+
+
+def _unit(values: Sequence[float]) -> tuple[float, str]:
+    """What seconds are multiplied by to be readable, and the name of the result."""
+    return (1.0, "seconds") if max(values, default=0.0) >= 10 else (1e3, "milliseconds")
 
 
 def _short(value: float) -> str:

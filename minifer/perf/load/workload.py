@@ -148,7 +148,7 @@ def draw(rng: random.Random, vocabulary: Vocabulary, count: int) -> Pieces:
 
 
 def join(head: Pieces, tail: Pieces) -> Pieces:
-    return (*head, *tail)  # type: ignore[return-value]
+    return (*head, *tail)
 
 
 def with_arrivals(
