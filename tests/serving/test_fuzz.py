@@ -12,9 +12,9 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from minifer.serving.app import create_app
 
 from minifer.async_llm import AsyncLLM
+from minifer.serving.app import create_app
 from minifer.serving.settings import ServerSettings
 
 ROUTES = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
@@ -90,6 +90,31 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "continue_final_message": st.booleans(),
     "chat_template_kwargs": st.dictionaries(text, anything, max_size=3),
 }
+VALID: dict[str, st.SearchStrategy[Any]] = {
+    "max_tokens": st.integers(1, 12),
+    "temperature": st.floats(0.1, 2),
+    "n": st.integers(1, 3),
+    "top_p": st.floats(0.1, 1),
+    "top_k": st.integers(1, 50),
+    "seed": st.integers(-(2**63), 2**63 - 1),
+    "stop": st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=3), max_size=3),
+    "stream": st.booleans(),
+    "logit_bias": st.dictionaries(st.integers(0, 287).map(str), st.floats(-100, 100)),
+    "repetition_penalty": st.floats(0.5, 2),
+    "presence_penalty": st.floats(-2, 2),
+    "ignore_eos": st.booleans(),
+    "prompt_logprobs": st.integers(0, 5),
+    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}]),
+}
+UTF8 = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+VALID_PROMPTS = {
+    "prompt": st.one_of(
+        UTF8,
+        st.lists(st.integers(0, 287), min_size=1, max_size=20),
+        st.lists(st.lists(st.integers(0, 287), min_size=1, max_size=9), min_size=1, max_size=3),
+    ),
+    "messages": UTF8.map(lambda content: [{"role": "user", "content": content}]),
+}
 PROMPTS = {
     "prompt": st.one_of(
         text,
@@ -120,7 +145,13 @@ def deep(depth: int) -> str:
 
 @st.composite
 def bodies(draw: st.DrawFn, content: str) -> bytes:
-    """A body as bytes: mostly a valid object with a few fields gone wrong, sometimes no JSON."""
+    """A body as bytes: valid, or an object with a few fields gone wrong, or no JSON at all."""
+    if draw(st.integers(0, 3)) == 0:
+        names = draw(st.lists(st.sampled_from(sorted(VALID)), max_size=5, unique=True))
+        valid = {name: draw(VALID[name]) for name in names}
+        return json.dumps(
+            {"max_tokens": 3, **valid, content: draw(VALID_PROMPTS[content])}
+        ).encode()
     fields = draw(st.lists(st.sampled_from(sorted(GOOD)), max_size=6, unique=True))
     body: dict[str, Any] = {name: draw(st.one_of(GOOD[name], anything)) for name in fields}
     body.setdefault("max_tokens", 3)
