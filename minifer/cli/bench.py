@@ -127,7 +127,7 @@ def _add_workload_options(parser: Parser) -> None:
     add("--prefix-len", type=int, metavar="N", help="length of each")
     add("--turns", type=int, metavar="K", help="requests of a conversation (default: 1)")
     add("--think-time", metavar="LENGTH", help="seconds before a further turn")
-    add("--request-rate", type=float, metavar="R", help="open loop: requests/s; inf: all at once")
+    add("--request-rate", type=float, metavar="R", help="open loop: sessions/s; inf: all at once")
     add("--burstiness", type=float, metavar="K", help="1: Poisson; less: in bursts")
     add("--max-concurrency", type=int, metavar="C", help="closed loop of C clients (default: 8)")
     add("--trace", metavar="FILE", help="replay a trace: minifer, Mooncake, Azure or BurstGPT")

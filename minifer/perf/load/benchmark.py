@@ -31,11 +31,11 @@ class ServeBenchmark:
     """What to send where, and how often.
 
     source: a `Workload`, or a `Trace` that brings its arrivals. request_rate, burstiness: open
-    loop, see `arrivals.py`; max_concurrency: closed loop; one of the two with a workload, neither
-    with a trace. speed_up: of a trace. seed: of the first run; each further run adds 1, so that
-    no run finds the prompts of another in a cache. warmup: sessions sent before, with prompts of
-    their own. vocab_size: prompts are drawn from all ids below it; None: from those that the
-    server's /tokenize gives common words. extra: further fields of each request's body.
+    loop, sessions a second, see `arrivals.py`; max_concurrency: closed loop; one of the two with a
+    workload, neither with a trace. speed_up: of a trace. seed: of the first run; each further run
+    adds 1, so that no run finds the prompts of another in a cache. warmup: sessions sent before,
+    with prompts of their own. vocab_size: prompts are drawn from all ids below it; None: from
+    those that the server's /tokenize gives common words. extra: further fields of each request.
 
     Raises `ValueError` for what does not go together.
     """
@@ -174,8 +174,14 @@ async def _prepare(
     client = OpenAIClient(
         http, endpoint=bench.endpoint, model=model, timeout=bench.timeout, extra=bench.extra
     )
-    sessions = bench.sessions(vocabulary, -1)[: bench.warmup]
-    if sessions:
+    if bench.warmup:
+        source = bench.source
+        few: Workload | Trace
+        if isinstance(source, Trace):
+            few = replace(source, rows=source.rows[: bench.warmup])
+        else:
+            few = replace(source, num_prompts=bench.warmup)
+        sessions = replace(bench, source=few).sessions(vocabulary, -1)
         await generate_load(client, [replace(s, arrival=None) for s in sessions], 1)
     return client, vocabulary
 
