@@ -20,7 +20,6 @@ that takes debug mode.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import uuid
@@ -32,6 +31,7 @@ from typing import Any
 import torch
 
 from minifer.engine import Engine
+from minifer.execution.fingerprint import weights_digest
 from minifer.execution.reference import reference_logits
 from minifer.outputs import CompletionOutput, RequestOutput
 from minifer.sampling_params import SamplingParams
@@ -106,7 +106,7 @@ class CanaryReport:
 
 @dataclass(frozen=True)
 class Canary:
-    """The canaries of one model. model_digest: see `model_digest`."""
+    """The canaries of one model, in one dtype. model_digest: `weights_digest` of its weights."""
 
     model_digest: str
     prompts: tuple[CanaryPrompt, ...]
@@ -114,13 +114,14 @@ class Canary:
     @classmethod
     def of(cls, engine: Engine) -> Canary:
         """The stored canaries of an engine's model. Raises `ValueError` when there are none."""
-        digest = model_digest(_model(engine))
+        digest = weights_digest(_model(engine))
         for file in sorted(FOLDER.glob("*.json")):
             canary = cls.load(file)
             if canary.model_digest == digest:
                 return canary
         raise ValueError(
-            f"no canaries are stored for this model ({digest}): Canary.record(engine) makes them"
+            "no canaries are stored for this model in this dtype (weights "
+            f"{digest[:16]}…): Canary.record(engine) makes some"
         )
 
     @classmethod
@@ -150,7 +151,7 @@ class Canary:
             steps = zip(ids.tolist(), values.tolist(), strict=True)
             logprobs = tuple(dict(zip(*step, strict=True)) for step in steps)
             prompts.append(CanaryPrompt(tuple(prompt[0]), tuple(reply), logprobs))
-        return cls(model_digest(model), tuple(prompts))
+        return cls(weights_digest(model), tuple(prompts))
 
     @classmethod
     def load(cls, file: Path) -> Canary:
@@ -212,21 +213,6 @@ class Canary:
         alone = _serve(engine, self.requests(f"{name}-alone")[-1:])
         readings.append(_reading("alone", len(self.prompts) - 1, self.prompts[-1], alone[0]))
         return CanaryReport(tuple(readings), threshold)
-
-
-def model_digest(model: Any) -> str:
-    """What identifies a model's weights, the same in any dtype and on any device.
-
-    SHA-256 over names, shapes and up to 1,024 evenly spaced numbers of each parameter, rounded to
-    bfloat16: milliseconds, and enough to tell two checkpoints apart.
-    """
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().flatten()
-        some = flat[:: max(1, flat.numel() // 1024)].to("cpu", torch.bfloat16)
-        digest.update(f"{name} {tuple(parameter.shape)} ".encode())
-        digest.update(some.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _model(engine: Engine) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: `minifer pull | generate | chat | trace | serve | bench`.
+"""The command line: `minifer pull | generate | chat | trace | serve | bench | faults`.
 
 Each command is a file with `add` (its options and help) and a function that runs it. Nothing here
 imports torch before a command needs it: `minifer --help` answers at once.
@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from minifer.cli import bench, chat, generate, pull, serve, trace
+from minifer.cli import bench, chat, faults, generate, pull, serve, trace
 from minifer.cli.parser import Parser
 
 DESCRIPTION = """\
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="minifer", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (pull, generate, chat, trace, serve, bench):
+    for command in (pull, generate, chat, trace, serve, bench, faults):
         command.add(commands)
     return parser
 

@@ -117,6 +117,19 @@ class PoolInvariants(Detector):
             self.alarms.append(f"{pool.num_blocks - pool.num_free} blocks are never given back")
 
 
+class TierCheck(Detector):
+    name = "tier-check"
+    title = "what goes to a tier is finite (fresh memory is poisoned), what comes back unharmed"
+    debug = True
+
+    def on_idle(self) -> None:
+        tiers = self.engine.kv.tiers
+        if tiers is not None and tiers.stats.rejected:
+            self.alarms.append(f"{tiers.stats.rejected} blocks to be stored held NaN or infinity")
+        if tiers is not None and tiers.stats.corrupt:
+            self.alarms.append(f"{tiers.stats.corrupt} files failed a check")
+
+
 class HitAudit(Detector):
     name = "hit-audit"
     title = "a prefix hit is a beginning of something that this tenant has sent or received"
@@ -148,8 +161,11 @@ class EndToken(Detector):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        tokenizer = engine.tokenizer
-        self._end = {tokenizer.eos_token_id} if tokenizer else set()
+        # From the checkpoint, not from the engine: what this one ends at may be the fault.
+        model: Any = getattr(engine.runner, "model", None)
+        self._end = set(model.config.eos_token_ids) if model is not None else set()
+        if engine.tokenizer is not None:
+            self._end.add(engine.tokenizer.eos_token_id)
         self._ignoring: set[str] = set()
 
     def on_request(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:

@@ -90,6 +90,15 @@ def observe(loaded: Any, fault: Fault | None, debug: bool) -> Alarms:
     return {detector.name: detector.alarms for detector in watch.detectors}
 
 
+def demonstrate(loaded: Any, fault: Fault) -> tuple[str, str]:
+    """The fault's scene on a healthy engine and on a broken one."""
+    options = {"num_kv_blocks": 64, **fault.options}
+    healthy = fault.scene(build_engine(loaded, **options))
+    broken = build_engine(loaded, **options)
+    with fault.inject(broken):
+        return healthy, fault.scene(broken)
+
+
 def examine(loaded: Any, fault: Fault, healthy: Alarms) -> dict[str, str]:
     """Which detectors catch a fault: name → first alarm. healthy: both runs without a fault."""
     alarms = observe(loaded, fault, debug=False) | observe(loaded, fault, debug=True)
@@ -101,11 +110,14 @@ def examine(loaded: Any, fault: Fault, healthy: Alarms) -> dict[str, str]:
 def run_matrix(
     loaded: Any, names: Iterable[str] = (), progress: Callable[[str], None] = lambda name: None
 ) -> Matrix:
-    """Run all faults, or those named. loaded: a `LoadedModel` with a tokenizer."""
+    """Run all faults, or those named. loaded: a `LoadedModel` with a tokenizer.
+
+    progress: told the name of each fault that is done.
+    """
     healthy = observe(loaded, None, debug=False) | observe(loaded, None, debug=True)
     caught = {}
     for name in names or registry.names():
-        progress(name)
         caught[name] = examine(loaded, registry.get(name), healthy)
+        progress(name)
     titles = {kind.name: kind.title for kind in DETECTORS}
     return Matrix(titles, caught, {name: said for name, said in healthy.items() if said})

@@ -162,7 +162,7 @@ FAULTS = (
             github("sgl-project/sglang", 24527, "a page is reused while its old user writes"),
             github("awslabs/keys_values", 140, "a ring buffer is corrupt after it has been full"),
         ),
-        detectors=("pool-invariants", "replay", "shadow-kv"),
+        detectors=("pool-invariants", "replay"),
         inject=stale_after_reuse,
         scene=_evicted_and_back,
         options={"num_kv_blocks": 24},
@@ -177,7 +177,7 @@ FAULTS = (
         sources=(
             github("tenstorrent/tt-metal", 54413, "zeros in the cache at certain prompt lengths"),
         ),
-        detectors=("shadow-kv", "poison", "canary", "replay"),
+        detectors=("shadow-kv", "replay", "canary"),
         inject=lost_boundary_slot,
         scene=_whole_blocks,
     ),

@@ -119,13 +119,9 @@ FAULTS = (
             github("QwenLM/Qwen3", 269, "id 0 up to the limit after short prompts"),
             github("turboderp/exllama", 222, "please handle NaN logits"),
         ),
-        detectors=("repetition", "replay"),
+        detectors=("repetition", "replay", "tier-check"),
         inject=unchecked_nan,
         scene=_one_long,
-        shares={
-            "nan-row": "the same NaN, and the check of the logits that this one lacks ends the "
-            "reply",
-        },
     ),
     Fault(
         name="softmax-without-max",
@@ -142,7 +138,7 @@ FAULTS = (
             ),
             github("QwenLM/Qwen3", 269, "NaN after short prompts, long ones are fine"),
         ),
-        detectors=("finite-logits", "canary"),
+        detectors=("finite-logits", "canary", "tier-check"),
         inject=softmax_without_max,
         scene=_each,
     ),

@@ -16,6 +16,7 @@ from minifer.faults.detectors import (
     Repetition,
     ScriptDrift,
     Shadow,
+    TierCheck,
     ToolLoop,
 )
 from minifer.outputs import CompletionOutput, RequestOutput
@@ -177,6 +178,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     Poison,
     Shadow,
     PoolInvariants,
+    TierCheck,
     HitAudit,
     Replay,
     CanaryProbe,

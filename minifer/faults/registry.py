@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Inject = Callable[["Engine"], AbstractContextManager[None]]
 
 # The files that hold faults, in the order of the book.
-_CHAPTERS = ("numerics", "memory", "reuse", "lifecycle", "text", "tools")
+_CHAPTERS = ("numerics", "memory", "reuse", "lifecycle", "text", "tools", "tiers")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class Fault:
         other engines of the process are broken as well until the block ends.
     scene: serves something on an engine and tells what came out; the same scene on a healthy and
         on a broken engine shows the symptom. options: the `EngineConfig` fields it needs.
-    shares: another fault's name → why a test of this one fails under that one too.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Fault:
     inject: Inject
     scene: Callable[[Engine], str]
     options: Mapping[str, Any] = field(default_factory=dict)
-    shares: Mapping[str, str] = field(default_factory=dict)
 
 
 @functools.cache

@@ -1,9 +1,10 @@
 """A small day at the office, on which every detector is tried.
 
 Users share a system prompt, tenants do not share; prompts come in chunks; the cache is too small,
-so that requests are preempted and blocks evicted; some clients leave; replies are greedy and
-sampled, in one and in several sequences, with stop strings and beyond ASCII; and one client has a
-tool. Nothing here is made for one fault, but each of the registry's has its chance.
+so that requests are preempted, and blocks evicted to DRAM and loaded from there; some clients
+leave; replies are greedy and sampled, in one and in several sequences, with stop strings and
+beyond ASCII; and one client has a tool. Nothing here is made for one fault, but each of the
+registry's has its chance.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ OPTIONS: dict[str, Any] = {
     "max_num_seqs": 10,
     "max_num_batched_tokens": 256,
     "max_prefill_chunk": 96,
+    "kv_dram_bytes": 16 * 2**20,
+    "kv_load_policy": "always",
     "guards": "report",
 }
 
