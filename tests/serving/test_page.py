@@ -108,7 +108,7 @@ def ask(browser: Browser, text: str, max_tokens: int = 24) -> None:
 
 def messages(browser: Browser) -> list[list[str]]:
     return browser.evaluate(
-        "[...document.querySelectorAll('.message')].map(e => [e.dataset.role, e.innerText])"
+        "[...document.querySelectorAll('.message')].map(e => [e.classList[1], e.innerText])"
     )
 
 
@@ -131,7 +131,7 @@ def test_a_question_is_answered_and_every_stage_is_shown(browser: Browser, serve
     assert question == ["user", "What is a string?"]
     text = browser.evaluate("document.querySelector('.assistant span').textContent")
     assert reply[0] == "assistant" and text == answer["choices"][0]["message"]["content"] != ""
-    browser.wait_for("document.querySelectorAll('#tokens li').length")
+    browser.wait_for("!life.drawing")
     usage = answer["usage"]
     count = usage["completion_tokens"]
     assert browser.evaluate("document.querySelectorAll('#tokens li').length") == count
@@ -153,11 +153,22 @@ def test_escape_stops_the_answer_and_the_engine(browser: Browser) -> None:
     ask(browser, "Tell me everything.", max_tokens=900)
     browser.wait_for("life && life.tokens.length > 2")
     browser.press("Escape", 27)
-    browser.wait_for(ENDED)
+    browser.wait_for(f"{ENDED} && !life.drawing")
     assert "finished: abort" in browser.evaluate("postprocessing.innerText")
     assert messages(browser)[1][1].endswith("Stopped.")
     assert browser.evaluate("messages.length") == 2  # what was said so far is part of the talk
     assert browser.evaluate("life.tokens.length") < 900
+
+
+def test_a_new_chat_ends_the_answer_and_nothing_of_it_comes_back(browser: Browser) -> None:
+    ask(browser, "Tell me everything.", max_tokens=900)
+    browser.wait_for("life && life.tokens.length > 2")
+    browser.evaluate("document.getElementById('new').click()")
+    browser.wait_for(ENDED)
+    assert "finished: abort" in browser.wait_for(
+        "postprocessing.innerText.includes('finished') && postprocessing.innerText"
+    )
+    assert messages(browser) == [] and browser.evaluate("messages") == []
 
 
 def test_without_a_key_the_page_asks_for_one(tab: Browser, server: str) -> None:
@@ -179,6 +190,7 @@ def test_without_a_key_the_page_asks_for_one(tab: Browser, server: str) -> None:
 
 
 def test_the_keyboard_is_enough(browser: Browser) -> None:
+    browser.wait_for("document.activeElement.id === 'prompt'")
     places = []
     for _ in range(4):
         places.append(browser.evaluate("document.activeElement.id"))
@@ -326,10 +338,12 @@ def test_a_broken_answer_is_kept_and_called_broken(browser: Browser) -> None:
     browser.wait_for("!error.hidden")
     assert "connection broke" in browser.evaluate("error.innerText")
     assert messages(browser)[1] == ["assistant", "The capital of"]
+    assert "The stages are not shown: HTTP 404" in browser.evaluate("summary.innerText")
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"), [("length", "token limit"), ("error", "failed"), ("stop", "")]
+    ("reason", "words"),
+    [("length", "token limit"), ("error", "failed"), ("fatigue", "Ended: fatigue"), ("stop", "")],
 )
 def test_how_an_answer_ended_is_said(browser: Browser, reason: str, words: str) -> None:
     fake(browser, [delta("so"), delta("", reason)])
