@@ -39,7 +39,9 @@ from minifer.sampling_params import SamplingParams
 FOLDER = Path(__file__).parent / "assets" / "canary"
 TEXT = (
     "The sequence types share the same set of operations: an item is found by its index, a part "
-    "of them by a slice, and the number of items is what the function len returns. For example,"
+    "of them by a slice, and the number of items is what the function len returns. For example, "
+    "the first item of a list has the index 0, and the last one has the index -1. Lists can be "
+    "changed in place, tuples and strings can not: an operation on them returns a new object,"
 )
 LENGTHS = (1, 15, 16, 17, 33, 64)  # prompt tokens: on, before and after the ends of blocks
 NUM_OUTPUTS = 12  # tokens of each reply
