@@ -6,7 +6,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minifer.postprocessing.reasoning import ReasoningScanner, starts_inside, writes_reasoning
@@ -58,6 +58,7 @@ soup = st.lists(
 ).map("".join)
 
 
+@settings(deadline=None)
 @given(soup, st.booleans(), st.data())
 def test_any_reply_in_any_chunks(text: str, inside: bool, data: st.DataObject) -> None:
     """vllm #14170: a parser lost a "<". Every character but those of the tags comes out."""
