@@ -98,7 +98,18 @@ def test_case_145_a_block_that_was_not_computed_cannot_be_stored():
     assert len(d.kv.tiers.dram) == 3
 
 
-def test_case_021_what_a_failed_step_was_to_compute_is_not_stored():
+def test_case_021_a_tier_is_asked_only_for_what_the_device_does_not_have():
+    """vllm-project/vllm#30522: all tokens of a prompt counted as asked of the tier."""
+    d = driver(num_blocks=64)
+    d.add("a", prompt(61), max_tokens=1)
+    d.run()
+    assert d.kv.tiers.stats.num_queries == 61
+    d.add("b", [*prompt(60), *[9] * 40], max_tokens=1)
+    d.run()
+    assert d.kv.tiers.stats.num_queries == 61 + 40
+
+
+def test_what_a_failed_step_was_to_compute_is_not_stored():
     d = driver()
     d.add("a", prompt(13), max_tokens=4)
     plan = d.scheduler.schedule()
