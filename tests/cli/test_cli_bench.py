@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from minifer.cli import bench as command
+from minifer.cli import bench_serve as command
 from minifer.cli import main
 from minifer.cli.parser import Parser, add_engine_options, engine_fields
 from minifer.perf.load import benchmark, spawn
