@@ -22,40 +22,46 @@ def check_invariants(kv: KVCacheManager, requests: Iterable[Request]) -> None:
     held = Counter(block for request in requests for block in request.block_table)
     for block in pool.blocks:
         count, free = block.ref_count, block.block_id in pool.free_queue
-        _require(count == held[block.block_id], f"{block} is in {held[block.block_id]} tables")
-        _require(free == (count == 0), f"{block} is free: {free}")
+        _require(count == held[block.block_id], "{} is in {} tables", block, held[block.block_id])
+        _require(free == (count == 0), "{} is free: {}", block, free)
     for request in requests:
         _check_request(kv, request)
     published = {block.block_id for block in pool.blocks if block.key is not None}
     if isinstance(pool.index, HashChainIndex):
         entries = {block for _, block in pool.index._entries.values()}
-        _require(entries == published, f"index holds {entries}, blocks say {published}")
+        _require(entries == published, "index holds {}, blocks say {}", entries, published)
         for digest, (key, block_id) in pool.index._entries.items():
-            _require(key.digest == digest, f"entry of block {block_id} has another digest")
-            _require(pool.blocks[block_id].key is key, f"block {block_id} carries another key")
+            _require(key.digest == digest, "entry of block {} has another digest", block_id)
+            _require(pool.blocks[block_id].key is key, "block {} carries another key", block_id)
     if isinstance(pool.index, RadixIndex):
         _check_radix(kv, pool.index, published)
 
 
 def _check_request(kv: KVCacheManager, request: Request) -> None:
     if request.finished:
-        _require(not request.block_table, f"{request} still holds {request.block_table}")
+        _require(not request.block_table, "{} still holds {}", request, request.block_table)
         return
     computed, total = request.num_computed_tokens, request.num_tokens
-    _require(0 <= computed <= total, f"{request} computed more than it has")
+    _require(0 <= computed <= total, "{} computed more than it has", request)
     needed = -(-computed // kv.block_size)
-    _require(len(request.block_table) == needed, f"{request} holds {request.block_table}")
+    _require(len(request.block_table) == needed, "{} holds {}", request, request.block_table)
     full = request.num_published_blocks
-    _require(full * kv.block_size <= computed, f"{request} published what is not computed")
+    _require(full * kv.block_size <= computed, "{} published what is not computed", request)
     parent = None
     for i, block_id in enumerate(request.block_table[:full]):
         tokens = request.token_ids[i * kv.block_size : (i + 1) * kv.block_size]
-        _require(request.prefix_keys[i].token_ids == tuple(tokens), f"{request} key {i} is stale")
+        _require(
+            request.prefix_keys[i].token_ids == tuple(tokens), "{} key {} is stale", request, i
+        )
         key = kv.pool.blocks[block_id].key
         if key is not None:
-            _require(key.token_ids == tuple(tokens), f"{request} shares a foreign block {block_id}")
+            _require(
+                key.token_ids == tuple(tokens), "{} shares a foreign block {}", request, block_id
+            )
         parent = make_key(parent, tokens, request.prefix_keys[i].extra, kv._hash)
-        _require(request.prefix_keys[i].digest == parent.digest, f"{request} digest {i} is stale")
+        _require(
+            request.prefix_keys[i].digest == parent.digest, "{} digest {} is stale", request, i
+        )
 
 
 def _check_radix(kv: KVCacheManager, index: RadixIndex, published: set[int]) -> None:
@@ -76,11 +82,12 @@ def _check_radix(kv: KVCacheManager, index: RadixIndex, published: set[int]) -> 
             _require(counts == sorted(counts, reverse=True), "counts rise along a path")
             for block in node.blocks:
                 key = kv.pool.blocks[block].key
-                _require(key is not None and key.extra == extra, f"block {block}: wrong tree")
-                _require(index._node_of.get(block) is node, f"block {block} is filed elsewhere")
+                _require(key is not None and key.extra == extra, "block {}: wrong tree", block)
+                _require(index._node_of.get(block) is node, "block {} is filed elsewhere", block)
     _require(sorted(seen) == sorted(published), "tokens in the tree ≠ evictable + protected")
 
 
-def _require(holds: bool, message: str) -> None:
+def _require(holds: bool, message: str, *values: object) -> None:
+    """Thousands of these hold in every step, so the message is put together when one does not."""
     if not holds:
-        raise DebugError(message)
+        raise DebugError(message.format(*values))
