@@ -94,7 +94,7 @@ class BenchmarkResult:
 
     def write(self, path: str | Path) -> None:
         """One JSON file."""
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     def table(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -133,7 +134,12 @@ def bench_serve(
                 runs=bench.runs,
                 warmup=0,  # `_prepare` has sent them
                 units=UNITS,
-                settings={"server": base_url, **_settings(bench), **(settings or {})},
+                settings={
+                    "server": base_url,
+                    **_settings(bench),
+                    "model": client.model,
+                    **(settings or {}),
+                },
             )
         finally:
             runner.run(http.aclose())
@@ -147,6 +153,9 @@ def _settings(bench: ServeBenchmark) -> dict[str, Any]:
     out = asdict(replace(bench, api_key=None))
     del out["api_key"]
     source = out.pop("source")
+    for name in ("request_rate", "burstiness", "timeout"):
+        if out[name] == math.inf:  # which JSON does not have
+            out[name] = "inf"
     if isinstance(bench.source, Trace):
         rows = source.pop("rows")
         return {"trace": {**source, "requests": len(rows)}, **out}

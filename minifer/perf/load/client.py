@@ -64,6 +64,7 @@ class OpenAIClient:
             raise ValueError(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {endpoint!r}")
         if not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
+        self.model = model
         self._http = http
         self._chat = endpoint == "chat"
         self._path = "/v1/chat/completions" if self._chat else "/v1/completions"

@@ -77,6 +77,17 @@ def test_the_json_holds_machine_settings_seeds_and_every_request(tmp_path: Path)
     }
 
 
+def test_the_json_is_strict_and_names_the_model_the_server_has(tmp_path: Path) -> None:
+    result, _ = bench(FakeServer(steady), max_concurrency=None, request_rate=math.inf)
+    result.write(tmp_path / "out.json")
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    data = json.loads((tmp_path / "out.json").read_text(), parse_constant=refuse)
+    assert (data["settings"]["request_rate"], data["settings"]["model"]) == ("inf", "toy")
+
+
 def test_prompts_are_drawn_from_what_tokenize_gives_or_below_a_vocabulary_size() -> None:
     server = FakeServer(steady)
     bench(server, model=None)
