@@ -1,7 +1,7 @@
 """The false-alarm study: what the default guards say about 500 clean replies of SmolLM2.
 
 Clean means: the engine works, and the model draws at temperature 0.8. A reply may still loop; it
-is read by a person and labelled. `python tests/postprocessing/guards/study.py replies.json` runs
+is read and labelled by hand. `python tests/postprocessing/guards/study.py replies.json` runs
 it and writes every reply with its alarms; `test_false_alarms.py` repeats it in the slow tier.
 """
 

@@ -1,0 +1,46 @@
+"""The slow tier: no false alarm in 500 clean replies, and SmolLM2's greedy loops are caught."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study import run
+
+from minifer.events import ListSink
+from minifer.llm import LLM
+
+pytestmark = pytest.mark.slow
+
+
+def replies(model: Path, greedy: bool) -> list[dict[str, Any]]:
+    sink = ListSink()
+    with LLM(str(model), max_num_seqs=32, sinks=[sink]) as llm:
+        return run(llm, sink, greedy=greedy)
+
+
+def really_loops(text: str) -> bool:
+    """Another judge than the guard: some text stands there four times back to back."""
+    return any(len(match[0]) >= 60 for match in re.finditer(r"(?s)(.{1,400}?)\1{3,}", text))
+
+
+def test_500_clean_replies_raise_no_false_alarm(pulled_model: Path) -> None:
+    """Float rounding differs between machines, and so do the replies: loops are judged anew."""
+    alarmed = [reply for reply in replies(pulled_model, greedy=False) if reply["alarms"]]
+    false_alarms = [
+        (alarm, reply["question"], reply["reply"])
+        for reply in alarmed
+        for alarm in reply["alarms"]
+        if alarm["guard"] != "repetition" or not really_loops(reply["reply"])
+    ]
+    assert false_alarms == []
+
+
+def test_greedy_loops_are_caught(pulled_model: Path) -> None:
+    caught = [reply for reply in replies(pulled_model, greedy=True) if reply["alarms"]]
+    assert len(caught) >= 10
+    for reply in caught:
+        assert [alarm["guard"] for alarm in reply["alarms"]] == ["repetition"]
+        assert really_loops(reply["reply"])
