@@ -8,8 +8,8 @@ arXiv 2512.03816, which tests hosted models this way from outside, with a permut
 the provider's sampling adds noise; here there is none, and a threshold does).
 
 What it does not see: a fault that needs a situation the canaries are not in (a preemption), and
-one that changes too little. One slot too many, among 64 and with plausible numbers in it, moves
-the distribution by 1e-6 to 1e-3 nats. A canary of one token, where it is one of two, sees it;
+one that changes too little. One slot too many, among 64 and with plausible numbers in it, may move
+the distribution by a millionth of a nat. A canary of one token, where it is one of two, sees it;
 debug mode sees it anywhere.
 
 ::

@@ -42,14 +42,17 @@ class Matrix:
         return [fault for fault, witnesses in self.caught.items() if not witnesses]
 
     def table(self) -> str:
-        """The matrix as text: a row a fault, a column a detector."""
+        """The matrix as text: a row a fault, a column a detector.
+
+        ● caught, · silent, ✕ of no use: it raised an alarm without a fault too.
+        """
         names = list(self.detectors)
         width = max(map(len, self.caught)) + 2
         lines = [f"{i:>{width + 3}}  {name}" for i, name in enumerate(names, start=1)]
         lines.append(" " * width + "".join(f"{i:>3}" for i in range(1, len(names) + 1)))
         for fault, witnesses in self.caught.items():
-            cells = "".join("  ●" if name in witnesses else "  ·" for name in names)
-            lines.append(f"{fault:<{width}}{cells}")
+            marks = ("✕" if n in self.false_alarms else "·●"[n in witnesses] for n in names)
+            lines.append(f"{fault:<{width}}" + "".join(f"  {mark}" for mark in marks))
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
