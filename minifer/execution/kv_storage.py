@@ -70,12 +70,12 @@ class KVStorage:
         """Fill whole blocks with what `read_block` returned: (block, its payload)."""
         if not loads:
             return
-        contents = [torch.frombuffer(stored.payload, dtype=torch.uint8) for _, stored in loads]
-        blocks = torch.stack(contents).view(self.keys[0].dtype)
-        blocks = blocks.view(len(loads), *self.payload_shape).to(self.keys[0].device)
-        ids = torch.tensor([block_id for block_id, _ in loads], device=blocks.device)
-        for i, tensor in enumerate((*self.keys, *self.values)):
-            tensor[ids] = blocks[:, i]
+        dtype, device = self.keys[0].dtype, self.keys[0].device
+        contents = [torch.frombuffer(stored.payload, dtype=dtype) for _, stored in loads]
+        by_slot = torch.stack([c.view(self.payload_shape) for c in contents], dim=1).to(device)
+        ids = torch.tensor([block_id for block_id, _ in loads], device=device)
+        for tensor, blocks in zip((*self.keys, *self.values), by_slot, strict=True):
+            tensor[ids] = blocks
 
     @staticmethod
     def bytes_per_block(

@@ -20,7 +20,6 @@ from minifer.request import Request
 class _Wait:
     """A request that asked the disk. held: blocks that came for it, pinned until it runs."""
 
-    digests: frozenset[bytes]  # of all blocks it could use
     deadline: float
     prefetch: Prefetch | None = None  # what it waits for at the moment
     held: list[StoredBlock] = field(default_factory=list)
@@ -51,7 +50,7 @@ class Prefetcher:
         """Have `keys` read for a request; None: it should go on without them."""
         wait = self._waits.get(request)
         if wait is None:
-            wait = _Wait(frozenset(key.digest for key in keys), now + self._timeout)
+            wait = _Wait(now + self._timeout)
         # While the disk hangs on what somebody has given up, nobody else needs to wait for it.
         hangs = any(prefetch.overdue for prefetch in self._reading)
         if wait.fruitless or now >= wait.deadline or hangs:
@@ -98,7 +97,7 @@ class Prefetcher:
         return done
 
     def _take_over(self, wait: _Wait, prefetch: Prefetch) -> None:
-        """Move what has come into DRAM, and pin what the request can use."""
+        """Move what has come into DRAM, and pin it for the request."""
         keep, before = _ancestry(prefetch.keys[-1]), len(wait.held)
         for key, payload in zip(prefetch.keys, list(prefetch.payloads), strict=False):
             if prefetch.reserved and self._dram.get(key) is None:
@@ -107,9 +106,8 @@ class Prefetcher:
             block = self._dram.put(key, payload, keep)
             if block is None:
                 break
-            if key.digest in wait.digests:
-                block.pins += 1
-                wait.held.append(block)
+            block.pins += 1
+            wait.held.append(block)
         self._dram.touch(prefetch.keys[-1])
         wait.fruitless = len(wait.held) == before
         self._leave(wait)

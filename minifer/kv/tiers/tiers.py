@@ -207,6 +207,8 @@ class KVTiers:
             self._report("kv.block_stored", blocks=copied)
 
     def _copy(self, block: Block, key: PrefixKey, keep: set[bytes]) -> StoredBlock | None:
+        if not self.dram.make_room(1, keep):
+            return None
         started = time.perf_counter()
         payload = self._read_block(block.block_id)
         if payload is None:

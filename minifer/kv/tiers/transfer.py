@@ -121,9 +121,11 @@ class Transfers:
             self._closing = True
             self._changed.notify_all()
         deadline = time.monotonic() + seconds
-        for thread in self._threads.values():
+        own = threading.current_thread()  # where the garbage collector may call this from
+        threads = [thread for thread in self._threads.values() if thread is not own]
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads.values())
+        return not any(thread.is_alive() for thread in threads)
 
     # -- the threads
 
