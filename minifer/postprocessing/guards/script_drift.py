@@ -13,10 +13,11 @@ another way ("as they say in Osaka") is not seen, nor is a drift within one scri
 
 Two rules trip the guard:
 
-- a *run*: `MAX_RUN` letters of an unexpected script with no expected word between them; of other
-  scripts than Chinese, Japanese and Korean `MAX_ALPHABET_RUN` letters in at least two words.
-  Names, single words and symbols of mathematics are shorter. A run that opens in brackets or
-  quotation marks explains a word and may be `GLOSS` times as long;
+- a *run*: letters of an unexpected script with no expected word between them, `MAX_RUN` of Chinese,
+  Japanese or Korean, `MAX_SPACELESS_RUN` of scripts such as Thai that set no spaces, and
+  `MAX_ALPHABET_RUN` in at least two words of others. Names, single words and symbols of
+  mathematics are shorter. A run that opens in brackets or quotation marks explains a word and
+  may be `GLOSS` times as long;
 - *strays*: `MAX_STRAYS` separate runs, outside brackets and quotation marks.
 """
 
@@ -31,6 +32,7 @@ from minifer.postprocessing.guards.alarm import Alarm
 from minifer.postprocessing.hooks import HookVerdict
 
 MAX_RUN = 5  # a name or a proverb of four characters is no drift; 5 are at most 15 byte tokens
+MAX_SPACELESS_RUN = 8
 MAX_ALPHABET_RUN = 12
 MAX_STRAYS = 5
 GLOSS = 4
@@ -38,6 +40,7 @@ MIN_WORD = 3  # letters from which an alphabet's letters are a word and not symb
 TAIL = 200  # characters of the reply in which a language may have been announced
 
 CJK = frozenset({"Han", "Kana", "Hangul"})
+SPACELESS = frozenset({"Thai", "Lao", "Khmer", "Myanmar", "Tibetan"})
 _OPENING = "([{<\"'“‘«「『（【*`:"
 # How Unicode names begin, where that is not the name of the script.
 _SCRIPT_OF_NAME = {"CJK": "Han", "IDEOGRAPHIC": "Han", "BOPOMOFO": "Han", "HIRAGANA": "Kana"}
@@ -176,9 +179,9 @@ class ScriptDriftGuard:
         if self._script is None:
             self._script = script
             self._gloss = self._tail.rstrip(" ")[-1:] in set(_OPENING)
-        if script in CJK:
+        if script in CJK or script in SPACELESS:
             self._run += 1
-            limit = MAX_RUN
+            limit = MAX_RUN if script in CJK else MAX_SPACELESS_RUN
         else:
             if self._word < MIN_WORD:
                 return False

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import unicodedata
+from pathlib import Path
 
 import pytest
 
+from minifer.postprocessing.detokenizer import IncrementalDetokenizer
 from minifer.postprocessing.guards.alarm import Alarm
 from minifer.postprocessing.guards.script_drift import ScriptDriftGuard, named_scripts, script_of
 from minifer.postprocessing.hooks import HookVerdict
+from minifer.text.tokenizer import Tokenizer
 
 ENGLISH = "Why do dogs bark at night?"
 
@@ -40,7 +43,7 @@ DRIFTS = {
     "Cyrillic": "Собаки лают ночью, потому что слышат звуки.",
     "Arabic": "الكلاب تنبح في الليل لأنها تسمع أصواتا.",
     "Hebrew": "כלבים נובחים בלילה כי הם שומעים קולות.",
-    "Thai": "สุนัข เห่า ในเวลากลางคืน เพราะได้ยินเสียง",
+    "Thai": "สุนัขเห่าในเวลากลางคืนเพราะได้ยินเสียง",
     "Devanagari": "कुत्ते रात में भौंकते हैं क्योंकि वे सुनते हैं",
     "Greek": "Τα σκυλιά γαβγίζουν τη νύχτα γιατί ακούνε.",
 }
@@ -61,6 +64,17 @@ def test_f13_han_is_flagged_within_16_tokens_of_single_bytes(script: str) -> Non
     flagged = drift(start + DRIFTS[script], chunk=1)
     assert flagged is not None
     assert 3 * (flagged - len(start)) <= 16
+
+
+@pytest.mark.parametrize("script", DRIFTS)
+def test_f13_tokens_of_smollm2_until_the_flag(script: str, pulled_model: Path) -> None:
+    tokenizer = Tokenizer.from_dir(pulled_model)
+    detokenizer = IncrementalDetokenizer(tokenizer.decode)
+    start = len(tokenizer.encode("Dogs. "))
+    pieces = [detokenizer.push(i) for i in tokenizer.encode("Dogs. " + DRIFTS[script])]
+    guard = ScriptDriftGuard(Alarm("d", "d", "stop", lambda *_: None), lambda: ENGLISH)
+    ended = [guard.on_token(0, piece).finish_reason for piece in pieces].index("d") + 1
+    assert ended - start <= (19 if script == "Hebrew" else 16)
 
 
 @pytest.mark.parametrize("script", DRIFTS)
@@ -110,6 +124,7 @@ def test_a_prompt_that_only_sounds_like_languages_still_expects_latin(prompt: st
         "Sun Tzu wrote 孙子兵法 two thousand years ago.",
         "The country (中华人民共和国) was founded in 1949.",
         'The word "собака" means dog, and "الكلب" does too.',
+        "Bangkok, or กรุงเทพ, is hot; Leo Tolstoy is Лев Толстой.",
         "Dostoevsky's novel Преступление is long.",
         "The proverb 一石二鸟 is about birds.",
         "Naïve café façades in Łódź, Ångström, Dvořák, İstanbul, Weiß",
