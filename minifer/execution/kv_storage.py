@@ -64,7 +64,7 @@ class KVStorage:
         block = torch.stack([tensor[block_id] for tensor in (*self.keys, *self.values)])
         if not bool(torch.isfinite(block).all()):
             return None
-        return memoryview(block.cpu().view(torch.uint8).flatten().numpy())
+        return block.cpu().view(torch.uint8).flatten().numpy().data
 
     def write_blocks(self, loads: Sequence[tuple[int, StoredBlock]]) -> None:
         """Fill whole blocks with what `read_block` returned: (block, its payload)."""

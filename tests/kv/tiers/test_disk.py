@@ -16,6 +16,7 @@ from tier_helpers import FORMAT, content, disk_tier, make_chain, numbered
 
 from minifer.kv.prefix_key import make_key
 from minifer.kv.tiers import disk as disk_module
+from minifer.kv.tiers.block_file import BlockFormat
 from minifer.kv.tiers.disk import DiskTier
 
 HERE = Path(__file__)
@@ -321,14 +322,16 @@ WRITE_ON = """
 import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[3:]
-from tier_helpers import content, disk_tier, numbered
-tier = disk_tier(Path(sys.argv[1]), capacity=1 << 16)
+from test_disk import BIG, BIG_LIMIT, content, disk_tier, numbered
+tier = disk_tier(Path(sys.argv[1]), BIG_LIMIT, BIG)
 print("ready", flush=True)
 while True:
     for keys in (numbered(20, start=1000 * i) for i in range(5)):
         for key in keys:
-            tier.write(key, content(key))
+            tier.write(key, content(key, BIG.num_bytes))
 """
+BIG = BlockFormat((("config", "big"),), "F32", (64, 1024))  # 256 KiB: a write takes its time
+BIG_LIMIT = 40 * (BIG.num_bytes + 4096)
 
 
 def start_writer(folder: Path) -> subprocess.Popen:
@@ -340,11 +343,11 @@ def start_writer(folder: Path) -> subprocess.Popen:
 
 def check_folder(folder: Path) -> int:
     """Every block is whole or missing; returns how many are there."""
-    tier, found = disk_tier(folder, capacity=1 << 16), 0
+    tier, found = disk_tier(folder, BIG_LIMIT, BIG), 0
     for keys in (numbered(20, start=1000 * i) for i in range(5)):
         for key in keys:
             payload = tier.read(key)
-            assert payload in (None, content(key))
+            assert payload in (None, content(key, BIG.num_bytes))
             found += payload is not None
     assert tier._stats.corrupt == 0
     return found
@@ -378,17 +381,17 @@ def test_two_processes_on_one_folder(tmp_path):
     with start_writer(tmp_path) as writer:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
         rng, found = random.Random(1), 0
-        tier = disk_tier(tmp_path, capacity=1 << 15)
+        tier = disk_tier(tmp_path, BIG_LIMIT // 2, BIG)
         deadline = time.monotonic() + 20
         for round_ in range(10_000):
             if (found > 200 and round_ > 100) or time.monotonic() > deadline:
                 break
             for key in numbered(20, start=1000 * rng.randrange(5)):
                 payload = tier.read(key)
-                assert payload in (None, content(key))
+                assert payload in (None, content(key, BIG.num_bytes))
                 found += payload is not None
                 if rng.random() < 0.1:
-                    tier.write(key, content(key))
+                    tier.write(key, content(key, BIG.num_bytes))
         assert found > 200 and tier.writable
         assert tier._stats.corrupt == 0
         writer.kill()
