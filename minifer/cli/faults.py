@@ -44,7 +44,8 @@ def add(commands: Any) -> None:
         "--model",
         default="minifer-tiny",
         metavar="NAME",
-        help="who is the patient, as for `minifer generate` (default: minifer-tiny)",
+        help="the patient, as for `minifer generate` (default: minifer-tiny, for which the scenes "
+        "are written)",
     )
 
 

@@ -12,22 +12,22 @@ from torch import Tensor
 from minifer.engine import Engine
 from minifer.execution import attention, sampler
 from minifer.faults.registry import Fault, Source, github, patched
-from minifer.faults.scenes import QUESTIONS, SHARED, ask, written
+from minifer.faults.scenes import QUESTIONS, ask, written
 from minifer.kv.step_input import StepInput
 
 
 @contextmanager
 def nan_in_cache(engine: Engine) -> Iterator[None]:
-    """Each time a context grows to 100 tokens, one number of one value becomes NaN."""
+    """Each time a reply grows to 16 tokens, one number of one value becomes NaN."""
     runner: Any = engine.runner
     forward = runner.forward
 
     def faulty(step: StepInput) -> Tensor:
         logits: Tensor = forward(step)
-        for table, length in zip(step.block_tables, step.seq_lens, strict=True):
-            if length == 100:
-                block, offset = table[99 // step.block_size], 99 % step.block_size
-                runner.kv.values[0][block, offset, 0, 0] = torch.nan
+        for entry, _ in step.sampled:
+            if entry.request.num_output_tokens == 16:
+                block, offset = divmod(entry.end - 1, step.block_size)
+                runner.kv.values[0][entry.request.block_table[block], offset, 0, 0] = torch.nan
         return logits
 
     with patched(runner, forward=faulty):
@@ -79,7 +79,7 @@ def wrong_script(engine: Engine) -> Iterator[None]:
 
 
 def _one_long(engine: Engine) -> str:
-    return written(ask(engine, SHARED + QUESTIONS[0], QUESTIONS[1], max_tokens=60)[0])
+    return written(ask(engine, QUESTIONS[0], max_tokens=60)[0])
 
 
 def _each(engine: Engine) -> str:

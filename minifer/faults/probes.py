@@ -147,9 +147,9 @@ class Replay(Detector):
 def _has_rules(params: SamplingParams) -> bool:
     """Does anything but the logits choose the token?"""
     plain = SamplingParams()
-    fields = ("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "repetition_penalty")
-    fields += ("presence_penalty", "frequency_penalty")
-    return any(getattr(params, name) != getattr(plain, name) for name in fields)
+    masks = ("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "structured")
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    return any(getattr(params, name) != getattr(plain, name) for name in masks + penalties)
 
 
 class CanaryProbe(Detector):

@@ -66,9 +66,8 @@ def stop_string_leaks(engine: Engine) -> Iterator[None]:
 
 def _alone_and_not(engine: Engine) -> str:
     """The same request, with the same seed, alone and beside another."""
-    sampled = {"temperature": 0.8, "seed": 7}
-    alone = ask(engine, QUESTIONS[0], **sampled)[0]
-    beside = ask(engine, QUESTIONS[0], QUESTIONS[1], **sampled)[0]
+    alone = ask(engine, QUESTIONS[0], temperature=0.8, seed=7)[0]
+    beside = ask(engine, QUESTIONS[0], QUESTIONS[1], temperature=0.8, seed=7)[0]
     return f"{written(alone)}\n{written(beside)}"
 
 

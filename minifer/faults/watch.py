@@ -29,7 +29,12 @@ class Watch:
     ) -> None:
         """`Engine.add_request`."""
         self._guarded(lambda: self.engine.add_request(request_id, prompt, params))
-        ids = self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokenizer = self.engine.tokenizer
+        if isinstance(prompt, str):
+            assert tokenizer is not None  # the engine has taken a text
+            ids = tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
         for detector in self.detectors:
             detector.on_request(request_id, ids, params)
 

@@ -67,7 +67,7 @@ def arrivals() -> Iterator[Arrival]:
     for i in range(9):
         prompt = f"Section {i}. {(OTHER if i % 2 else SHARED)}{QUESTIONS[i % 3]}"
         yield Arrival(14 + i, f"section-{i}", prompt, greedy(8))
-    yield Arrival(24, "long", SHARED + third, greedy(70))
+    yield Arrival(24, "long", SHARED + third, greedy(84))
     yield Arrival(26, "seed-late", first, sampled(12, 7))
     yield Arrival(28, "other-place", f"{'Section 1.':<16}{SHARED}", greedy(8))
     yield Arrival(40, "again", SHARED + first, greedy(8))

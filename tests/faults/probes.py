@@ -87,7 +87,7 @@ def watched(target: Any, method: str, see: Callable[..., None]):
 
 @probe("nan-row")
 def _(engine: Engine) -> None:
-    add(engine, "a", [i % 40 for i in range(97)], 6)
+    add(engine, "a", PROMPT, 20)
     assert "NaN" not in error(finish(engine)["a"])
 
 
