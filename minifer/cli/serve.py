@@ -94,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
             f'`minifer serve` needs {error.name}: pip install "minifer[server]"'
         ) from error
     given = {f.name: getattr(arguments, f.name, None) for f in fields(ServerSettings)}
-    given["api_key"] = arguments.api_key or os.environ.get(KEY_VARIABLE)
+    if arguments.api_key is None:  # an empty one is refused: it was meant to be a key
+        given["api_key"] = os.environ.get(KEY_VARIABLE)
     settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
     if is_public(arguments.host) and settings.api_key is None:
         print(

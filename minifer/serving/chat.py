@@ -42,7 +42,7 @@ async def chat_completions(server: Server, body: Mapping[str, Any], stack: ExitS
     call = _Call(server, fields)
     await call.check_loop()
     generation = Generation(server, call.name, [await call.read_prompt()], call.params)
-    await generation.open(stack)
+    await generation.open(stack, fields)
     if fields.get("stream"):
         return EventStream(call.stream(generation))
     return server.json(await call.answer(generation))

@@ -35,7 +35,7 @@ async def completions(server: Server, body: Mapping[str, Any], stack: ExitStack)
     server.check_model(fields)
     call = _Call(server, fields)
     generation = Generation(server, call.name, await call.read_prompts(), call.params)
-    await generation.open(stack)
+    await generation.open(stack, fields)
     if fields.get("stream"):
         return EventStream(call.stream(generation))
     return server.json(await call.answer(generation))

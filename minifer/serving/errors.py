@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -76,7 +77,7 @@ def refusals(known_fields: Container[str] = ()) -> Iterator[None]:
         yield
     except ValueError as error:
         message = " ".join(str(error).split())
-        first = message.split(maxsplit=1)[0] if message else ""
+        first = re.match(r"\w*", message)[0]  # type: ignore[index]  # of "stop[0] must be …" stop
         raise APIError(400, message, param=first if first in known_fields else None) from error
 
 

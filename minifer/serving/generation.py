@@ -58,23 +58,45 @@ class Generation:
         self.num_cached_tokens = [0] * len(prompts)
         self.num_output_tokens = 0
 
-    async def open(self, stack: ExitStack) -> None:
+    async def open(self, stack: ExitStack, fields: Mapping[str, Any]) -> None:
         """Have the engine take all prompts, or none; closing the stack aborts what is running.
 
-        Raises `APIError` 400 with the engine's refusal, 429 for more prompts than there is room.
+        fields: of the request, to name the one at fault. Raises `APIError` 400 with the engine's
+        refusal, 429 for more prompts than there is room.
         """
         stack.enter_context(self.server.open_requests.seat(len(self.prompts) - 1))
         ids = [self.name]
         if len(self.prompts) > 1:
             ids = [f"{self.name}-{p}" for p in range(len(self.prompts))]
         self._index = {request_id: p for p, request_id in enumerate(ids)}
-        with refusals(("prompt", "n", "max_tokens", "request_id", "priority")):
-            self._stream = await self.server.llm.open(self.prompts, self.params, request_ids=ids)
+        try:
+            with refusals(fields):
+                stream = await self.server.llm.open(self.prompts, self.params, request_ids=ids)
+        except APIError as error:
+            self._name_field(error, fields)
+            raise
+        self._stream = stream
         stack.callback(self._stream.close)
         metrics = self.server.metrics
         self._timers = [RequestTimer(metrics, len(p), self.params) for p in self.prompts]
         for timer in self._timers:
             stack.callback(timer.close)
+
+    def _name_field(self, error: APIError, fields: Mapping[str, Any]) -> None:
+        """The engine knows parameters, the caller fields. `context_length_exceeded` is OpenAI's
+        code for a refusal because of length: agents look for it, and shorten."""
+        if error.message.startswith("structured"):
+            forms = ("structured_outputs", "response_format", "tools")
+            error.param = next((name for name in forms if name in fields), None)
+            return
+        longest, limits = max(map(len, self.prompts)), self.server.llm.engine.limits
+        if longest > limits.max_prompt_len:
+            error.param = "messages" if "messages" in fields else "prompt"
+        elif longest + (self.params.max_tokens or 1) > limits.max_model_len:
+            error.param = "max_tokens"
+        else:
+            return
+        error.code = "context_length_exceeded"
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(number of the prompt, what is new), until all are finished.

@@ -111,7 +111,7 @@ class Live:
 @contextmanager
 def live(engine: dict[str, Any] | None = None, **settings: Any) -> Iterator[Live]:
     """A server of its own. engine: `EngineConfig` options."""
-    options = {"num_kv_blocks": 256, "debug": True, **(engine or {})}
+    options = {"num_kv_blocks": 256, **(engine or {})}
     server = Live(AsyncLLM("minifer-tiny", **options), **settings)
     try:
         yield server

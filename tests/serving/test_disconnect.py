@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Iterator
 
 import pytest
 from live import Live, live, until, user
 
 from minifer.serving import app as app_module
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Live]:
+    """In debug mode: every invariant is checked after every step, and freed blocks are poisoned."""
+    with live({"debug": True}) as server:
+        yield server
+
 
 LONG = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
 CALLS = {
