@@ -10,6 +10,7 @@ from minifer.kv.manager import KVCacheManager
 from minifer.kv.prefix_index import HashChainIndex
 from minifer.kv.prefix_key import make_key
 from minifer.kv.radix_index import RadixIndex
+from minifer.kv.tiers.dram import DramTier
 from minifer.request import Request
 
 
@@ -35,6 +36,8 @@ def check_invariants(kv: KVCacheManager, requests: Iterable[Request]) -> None:
             _require(pool.blocks[block_id].key is key, "block {} carries another key", block_id)
     if isinstance(pool.index, RadixIndex):
         _check_radix(kv, pool.index, published)
+    if kv.tiers is not None:
+        _check_dram(kv.tiers.dram)
 
 
 def _check_request(kv: KVCacheManager, request: Request) -> None:
@@ -85,6 +88,18 @@ def _check_radix(kv: KVCacheManager, index: RadixIndex, published: set[int]) -> 
                 _require(key is not None and key.extra == extra, "block {}: wrong tree", block)
                 _require(index._node_of.get(block) is node, "block {} is filed elsewhere", block)
     _require(sorted(seen) == sorted(published), "tokens in the tree ≠ evictable + protected")
+
+
+def _check_dram(dram: DramTier) -> None:
+    _require(dram.reserved >= 0, f"{dram.reserved} blocks of DRAM are reserved")
+    used = len(dram) + dram.reserved
+    _require(used <= dram.capacity, f"{used} blocks of DRAM in use, {dram.capacity} allowed")
+    seen: set[bytes] = set()  # from the least recently used on
+    for block in dram:
+        parent = block.key.parent
+        _require(block.pins >= 0, f"{block.key.digest.hex()} is pinned {block.pins} times")
+        _require(parent is None or parent.digest not in seen, "a block would outlive its prefix")
+        seen.add(block.key.digest)
 
 
 def _require(holds: bool, message: str, *values: object) -> None:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from minifer.kv.prefix_key import PrefixKey, same_prefix
@@ -95,7 +96,8 @@ class DramTier:
         excess = len(self._blocks) + self.reserved + count - self.capacity
         if excess <= 0:
             return True
-        victims = [d for d, b in self._blocks.items() if not b.pinned and d not in keep][:excess]
+        evictable = (d for d, b in self._blocks.items() if not b.pinned and d not in keep)
+        victims = list(islice(evictable, excess))
         if len(victims) < excess:
             return False
         for digest in victims:

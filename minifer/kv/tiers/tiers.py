@@ -187,7 +187,6 @@ class KVTiers:
             return  # all of them were withdrawn
         tail = published[-1][1]
         keep = {key.digest for key in chain(tail)}
-        self.dram.touch(tail)
         to_write: list[StoredBlock] = []
         copied = 0
         for block, key in published:
