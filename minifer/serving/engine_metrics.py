@@ -45,7 +45,7 @@ class EngineCollector:
         yield count("external_prefix_cache_hits", "Tokens loaded from a tier", hits)
         ways = {"load": stats.loads, "store": stats.stores}
         for name, text in (("blocks", "Blocks moved"), ("bytes", "Bytes"), ("seconds", "Time")):
-            values = {
+            values: dict[tuple[str, ...], float] = {
                 (way, tier): float(getattr(transfer, name))
                 for way, transfers in ways.items()
                 for tier, transfer in transfers.items()

@@ -146,8 +146,9 @@ def prompt_logprobs(
     if scored is None:
         return None
     return [
-        position
-        and {
+        None
+        if position is None
+        else {
             str(token_id): {
                 "logprob": number(one.logprob),
                 "rank": one.rank,

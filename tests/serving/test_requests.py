@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from live import Live, user
+from live import Live, live, user
 
 CHAT = "/v1/chat/completions"
 
@@ -27,7 +27,7 @@ LENGTHS = [
 
 
 @pytest.mark.parametrize(("body", "message"), LENGTHS)
-def test_case_107_110_lengths_are_refused_with_exact_numbers(server: Live, body, message):
+def test_case_107_and_110_lengths_are_refused_with_exact_numbers(server: Live, body, message):
     error = server.refusal(**body)
     assert error["message"].startswith(message)
     assert error["code"] == ("context_length_exceeded" if len(body["prompt"]) > 9 else None)
@@ -215,10 +215,11 @@ def test_a_templates_variables_cannot_replace_the_conversation(server: Live, nam
     assert error["param"] == "chat_template_kwargs"
 
 
-def test_a_chat_without_a_limit_fills_the_context(server: Live):
-    reply = server.post(CHAT, messages=user("hi"), temperature=0, ignore_eos=True).json()
-    assert reply["usage"]["total_tokens"] == 1024
-    assert reply["choices"][0]["finish_reason"] == "length"
+def test_a_chat_without_a_limit_fills_the_context():
+    with live({"max_model_len": 64}) as server:
+        reply = server.post(CHAT, messages=user("hi"), temperature=0, ignore_eos=True).json()
+        assert reply["usage"]["total_tokens"] == 64
+        assert reply["choices"][0]["finish_reason"] == "length"
 
 
 def test_max_tokens_has_two_names_in_a_chat(server: Live):
