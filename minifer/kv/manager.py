@@ -208,9 +208,7 @@ class KVCacheManager:
             if not allocation.computed:
                 raise RuntimeError(f"the step of {entry.request} has not run, nothing to store")
             blocks = [self.pool.blocks[b] for b in (*allocation.hits, *allocation.published)]
-            found = len(allocation.hits) + len(allocation.loads)
-            reused = blocks[:found][-1:]
-            self.tiers.store(blocks, reused[0].key if reused else None)
+            self.tiers.store(blocks)
 
     def take_back(self, allocation: Allocation) -> None:
         """The step will not compute what it was to publish: nobody may find it."""

@@ -94,8 +94,7 @@ class DiskTier:
 
     def read(self, key: PrefixKey) -> memoryview | None:
         """A copy of the block, every byte of it checked; None when there is no such block."""
-        name = self.format.file_name(key)
-        content = bytearray()
+        name, content = self.format.file_name(key), bytearray()
         try:
             with open(self._path(name), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -107,8 +106,11 @@ class DiskTier:
         except FileNotFoundError:  # evicted by another process
             self._forget(name)
             return None
-        except OSError:
-            content = bytearray()
+        except OSError:  # says nothing about the file: it stays, but is not asked again
+            self._stats.read_errors += 1
+            self._unusable.add(name)
+            self._forget(name)
+            return None
         payload = self.format.decode(key, content)
         if payload is None:
             self._stats.corrupt += 1

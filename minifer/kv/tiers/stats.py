@@ -34,8 +34,9 @@ class TierStats:
     computed all the same, because that was faster.
     loads: dram → device and disk → dram; stores: device → dram and dram → disk.
     dropped: blocks not written to the disk because its queue was full; rejected: not stored
-    because they held NaN or infinity; corrupt: files that failed a check; timeouts: waits for the
-    disk that were given up; evicted: blocks thrown out, by tier.
+    because they held NaN or infinity; corrupt: files that failed a check; read_errors and
+    write_errors: files the system would not read or write; timeouts: waits for the disk that were
+    given up; evicted: blocks thrown out, by tier.
     """
 
     num_queries: int = 0
@@ -47,5 +48,6 @@ class TierStats:
     dropped: int = 0
     rejected: int = 0
     corrupt: int = 0
+    read_errors: int = 0
     write_errors: int = 0
     timeouts: int = 0

@@ -175,12 +175,10 @@ class KVTiers:
 
     # -- storing
 
-    def store(self, blocks: Sequence[Block], used: PrefixKey | None = None) -> None:
-        """Keep published blocks of the device, a prefix in order; they have been computed.
+    def store(self, blocks: Sequence[Block]) -> None:
+        """Keep published blocks of the device, in the order of their prefix; it is being used.
 
-        A block with NaN is not kept, nor what follows it. used: the end of a prefix that a request
-        has found, which becomes recent on the disk too; what is new there is as recent as the
-        block in front of it.
+        They have been computed; a block with NaN is not kept, nor what follows it.
         """
         published = [(block, block.key) for block in blocks if block.key is not None]
         if not published:
@@ -188,6 +186,7 @@ class KVTiers:
         tail = published[-1][1]
         keep = {key.digest for key in chain(tail)}
         to_write: list[StoredBlock] = []
+        on_disk: PrefixKey | None = None
         copied = 0
         for block, key in published:
             held = self.dram.get(key)
@@ -198,10 +197,12 @@ class KVTiers:
                 if held is None:
                     break
                 copied += 1
-            if self.disk is not None and not held.writing and key not in self.disk:
+            if self.disk is not None and key in self.disk:
+                on_disk = key
+            elif not held.writing:
                 to_write.append(held)
         self.dram.touch(tail)
-        self._write_behind(to_write, used)
+        self._write_behind(to_write, on_disk)
         if copied:
             self._report("kv.block_stored", blocks=copied)
 

@@ -54,7 +54,7 @@ class Prefetch:
 
 @dataclass(eq=False)
 class WriteJob:
-    """Blocks to write; and the end of a prefix that is used: its files become recent."""
+    """Blocks to write; and the end of a prefix that is used: its files become recent first."""
 
     blocks: list[StoredBlock]
     used: PrefixKey | None

@@ -113,6 +113,22 @@ def test_a_file_that_cannot_be_deleted_is_asked_once(tmp_path, monkeypatch):
     assert key not in tier
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EACCES])
+def test_a_file_the_system_will_not_read_is_a_miss_and_stays(tmp_path, monkeypatch, code):
+    """Too many open sockets say nothing about a block."""
+    tier, (key,) = disk_tier(tmp_path), numbered(1)
+    tier.write(key, content(key))
+
+    def fail(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(disk_module, "open", fail, raising=False)
+    assert tier.read(key) is None and key not in tier
+    monkeypatch.undo()
+    assert (tier._stats.read_errors, tier._stats.corrupt) == (1, 0)
+    assert disk_tier(tmp_path).read(key) == content(key)
+
+
 def test_other_files_in_the_folder_are_left_alone(tmp_path):
     mine = [
         tmp_path / "notes.txt",

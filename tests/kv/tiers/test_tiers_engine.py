@@ -456,3 +456,57 @@ def test_a_forgotten_engine_ends_its_threads_too(tmp_path):
     del engine
     gc.collect()
     assert threading.active_count() == before
+
+
+# -- everything at once
+
+
+def churn(folder: Path, rounds: int, seed: int) -> int:
+    """Random requests, aborts and restarts on real threads; returns how many answers compared."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(40) for _ in range(rng.randint(8, 40))] for _ in range(6)]
+    known: dict[tuple[int, ...], list[int]] = {}
+    compared = 0
+    with tiny_engine(enable_prefix_caching=False, debug=False) as plain:
+        for _ in range(rounds):
+            options = {"num_kv_blocks": rng.choice([20, 40]), "kv_load_policy": "always"}
+            options["prefix_index"] = rng.choice(["hash", "radix"])
+            options["kv_dram_bytes"] = rng.choice([8, 30, 100]) * BLOCK
+            options["kv_disk_bytes"] = rng.choice([30, 1000]) * (BLOCK + 1024)
+            options["kv_load_timeout"] = rng.choice([0.002, 5.0])
+            options["max_num_batched_tokens"] = rng.choice([9, 64])
+            with tiny_engine(**options, kv_disk_path=folder) as engine:
+                prompts: dict[str, tuple[int, ...]] = {}
+                for i in range(60):
+                    tail = [rng.randrange(40) for _ in range(rng.randint(0, 6))]
+                    prompts[str(i)] = tuple(rng.choice(stems) + tail)
+                    engine.add_request(str(i), list(prompts[str(i)]), GREEDY)
+                    for _ in range(rng.randint(0, 4)):
+                        for output in engine.step():
+                            if output.finished:
+                                tokens = list(output.outputs[0].token_ids)
+                                prompt = prompts.pop(output.request_id)
+                                if prompt not in known:
+                                    known[prompt] = answers(plain, [(list(prompt), GREEDY)])[0]
+                                assert tokens == known[prompt]
+                                compared += 1
+                        check_engine(engine)
+                    if prompts and rng.random() < 0.3:
+                        name = rng.choice(list(prompts))
+                        engine.abort(name)
+                        del prompts[name]
+                for name in prompts:
+                    engine.abort(name)
+                check_engine(engine)
+                until_idle(engine)
+                assert engine.kv.tiers.stats.corrupt == 0
+    return compared
+
+
+def test_everything_at_once(tmp_path):
+    assert churn(tmp_path, rounds=2, seed=0) > 20
+
+
+@pytest.mark.slow
+def test_everything_at_once_for_long(tmp_path):
+    assert churn(tmp_path, rounds=60, seed=1) > 1000

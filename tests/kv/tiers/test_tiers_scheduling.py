@@ -6,6 +6,8 @@ the test says so. The driver checks that every position a step reads holds the r
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fakes import ScheduleDriver
 from tier_helpers import MemoryDisk, check_tiers, make_chain, manual_tiers
@@ -238,6 +240,26 @@ def test_a_load_that_does_not_fit_waits_for_room():
         d.step()
     d.run()
     assert loaded(d)["b"] == 24
+
+
+def test_a_prefix_that_is_used_becomes_recent_on_the_disk_however_it_was_found():
+    """On the device, in DRAM, on disk or computed again: its files are touched, tail to head."""
+    disk = MemoryDisk()
+    d = driver(num_blocks=12, dram=12, disk=disk)
+    for tokens, touched in (([], 0), ([5], 4), ([6] * 5, 4), ([6] * 9, 5)):
+        disk.touched.clear()
+        d.add(f"r{len(d.requests)}", [*prompt(17), *tokens], max_tokens=1)
+        d.run()
+        assert sum(map(len, disk.touched)) == (1 if touched else 0)
+        if touched:
+            assert len(list(chain(disk.touched[0][0]))) == touched
+    d.kv.tiers._config = replace(d.config, kv_load_policy="auto")
+    d.kv.tiers.break_even.prefill.observe(1e12, 1.0)  # loading never pays
+    push_out(d)
+    disk.touched.clear()
+    d.add("again", prompt(17), max_tokens=1)
+    assert d.tokens() == {"again": 17}
+    assert [len(list(chain(key))) for (key,) in disk.touched] == [4]
 
 
 def test_second_touch_stores_what_is_used_again():
