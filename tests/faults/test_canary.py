@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from minifer.canary import FOLDER, THRESHOLD, Canary, CanaryReport
 from minifer.engine import Engine
 from minifer.faults.matrix import build_engine
 from minifer.faults.registry import get, patched
+from minifer.postprocessing.guards.script_drift import script_of
 from minifer.request import SamplingParams
 from minifer.weights.resolve import LoadedModel, load_model
 
@@ -212,3 +213,40 @@ def test_salts_that_are_ignored_and_errors_are_alarms() -> None:
     with get("softmax-without-max").inject(loud):
         report = canary.check(loud)
     assert report.kl == math.inf and "logits hold NaN" in report.alarms[0]
+
+
+CHINESE = "请用中文详细介绍一下上海的历史、文化和美食，并说明改革开放对这座城市的影响。"
+QUESTIONS = ("What is the capital of France?", "Give me a tip for a good night's sleep.")
+
+
+@pytest.mark.slow
+def test_f03_leftovers_of_another_scale_turn_an_english_reply_chinese(smollm2: Any) -> None:
+    """A user's view of the same fault: nothing at the leftovers' own scale, Chinese at four times.
+
+    The cache has held Chinese conversations only. (A scale that two layers of a quantised cache
+    disagree on makes such leftovers.)
+    """
+    replies: dict[tuple[float, bool], list[str]] = {}
+    for scale, broken in ((1.0, False), (1.0, True), (4.0, True)):
+        engine = build_engine(smollm2, num_kv_blocks=16, enable_prefix_caching=False)
+        for i in range(4):  # 16 blocks of them
+            reply(engine, f"{i} {CHINESE}")
+        kv: Any = engine.runner.kv  # type: ignore[attr-defined]
+        for tensor in (*kv.keys, *kv.values):
+            tensor.mul_(scale)
+        with get("off-by-one-length").inject(engine) if broken else nullcontext():
+            replies[scale, broken] = [reply(engine, question) for question in QUESTIONS]
+    scripts = {key: {script_of(c) for c in "".join(texts)} for key, texts in replies.items()}
+    assert scripts[1.0, False] == scripts[1.0, True] == {"Latin", None}
+    assert "Han" in scripts[4.0, True]
+
+
+def reply(engine: Engine, question: str) -> str:
+    """A greedy answer of 40 tokens."""
+    assert engine.tokenizer is not None
+    ids = engine.tokenizer.apply_chat_template([{"role": "user", "content": question}])
+    engine.add_request("chat", ids, SamplingParams(temperature=0, max_tokens=40))
+    last = []
+    while engine.has_unfinished_requests:
+        last = engine.step() or last
+    return last[0].outputs[0].text
