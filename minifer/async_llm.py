@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -24,6 +25,8 @@ from minifer.outputs import RequestOutput
 from minifer.postprocessing.hooks import TokenHook, copy_hooks
 from minifer.request import OutputKind, SamplingParams
 from minifer.sampling_params import as_params
+
+log = logging.getLogger("minifer.async_llm")
 
 T = TypeVar("T")
 _Item = RequestOutput | BaseException | None  # None: the requests have been admitted
@@ -193,10 +196,13 @@ class AsyncLLM:
         return await answer
 
     def post(self, function: Callable[[Engine], object]) -> None:
-        """The same without waiting for it; nothing happens when the engine is closed."""
+        """The same without waiting: an exception is logged, a closed engine ignored."""
 
         def command() -> None:
-            function(self.engine)
+            try:
+                function(self.engine)
+            except Exception:
+                log.exception("a function posted to the engine's thread failed")
 
         self._submit(command, or_raise=False)
 

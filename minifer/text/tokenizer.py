@@ -17,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 
 from minifer.text.chat_template import ChatTemplate, Message
 
+LONG_TEXT = 4096  # characters; takes milliseconds to encode
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -118,9 +119,12 @@ class Tokenizer:
                 f"text is not valid Unicode: lone surrogate {text[error.start]!r} at character "
                 f"{error.start}; replace it before sending"
             ) from error
-        ids: list[int] = self.backend_tokenizer.encode(
-            text, add_special_tokens=add_special_tokens
-        ).ids
+        backend = self.backend_tokenizer
+        if len(text) < LONG_TEXT:
+            ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:  # the library lets other threads run only while it encodes a batch
+            (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids = encoded.ids
         if add_special_tokens and self._adds_bos and ids[1:2] == [self.bos_token_id]:
             return ids[1:]
         return ids

@@ -188,3 +188,116 @@ def test_a_request_without_params_takes_the_models_own():
 
     for output in run(scenario):
         assert output.outputs[0].token_ids == reference_generate(tiny_model(), [1], 3)
+
+
+def test_several_prompts_are_opened_together_and_end_each_on_its_own():
+    prompts = [[1, 2], [3], [4, 5, 6]]
+
+    async def scenario(llm):
+        stream = await llm.open(prompts, GREEDY, request_ids=["a", "b", "c"])
+        last = {}
+        async for output in stream:
+            last[output.request_id] = output
+        stream.close()  # over already: nothing happens
+        return last
+
+    last = run(scenario)
+    for name, prompt in zip("abc", prompts, strict=True):
+        assert last[name].finished
+        assert last[name].outputs[0].token_ids == reference_generate(tiny_model(), prompt, 8)
+
+
+@pytest.mark.parametrize("bad", [[], [99], "text"])
+def test_one_refused_prompt_refuses_all(bad):
+    async def scenario(llm):
+        with pytest.raises(ValueError):
+            await llm.open([[1], bad, [2]], LONG)
+        assert await llm.call(lambda engine: engine.num_unfinished_requests) == 0
+
+    run(scenario)
+
+
+def test_closing_a_stream_aborts_all_of_it():
+    async def scenario(llm):
+        stream = await llm.open([[1], [2]], LONG)
+        await anext(stream)
+        stream.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    run(scenario)
+
+
+def test_cancelled_before_it_is_admitted_nothing_stays():
+    async def scenario(llm):
+        busy = threading.Event()
+        llm.post(lambda engine: busy.wait(10))
+        task = asyncio.create_task(llm.open([[1]], LONG))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        busy.set()
+        assert await llm.call(lambda engine: engine.num_unfinished_requests) == 0
+
+    run(scenario)
+
+
+def test_a_function_runs_on_the_engines_thread(caplog):
+    async def scenario(llm):
+        assert await llm.call(lambda engine: threading.current_thread()) is llm._thread
+        with pytest.raises(ZeroDivisionError):
+            await llm.call(lambda engine: 1 / 0)
+        llm.post(lambda engine: 1 / 0)
+        return await llm.complete([1], GREEDY)  # the thread is still there
+
+    run(scenario)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_abort_all_gives_every_caller_a_last_output():
+    async def scenario(llm):
+        tasks = [asyncio.create_task(llm.complete([i], LONG)) for i in range(3)]
+        while await llm.call(lambda engine: engine.num_unfinished_requests) < 3:
+            await asyncio.sleep(0)
+        llm.abort_all()
+        return await asyncio.gather(*tasks)
+
+    for output in run(scenario):
+        assert output.finished and output.outputs[0].finish_reason == "abort"
+
+
+def test_what_a_closed_loop_asked_for_is_aborted():
+    llm = AsyncLLM(engine=tiny_engine())
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(llm.open([[1]], LONG.with_(max_tokens=110)))
+    loop.close()  # nobody will ever read the stream, or close it
+    asyncio.run(llm.complete([2], GREEDY))
+    assert asyncio.run(llm.call(lambda engine: engine.num_unfinished_requests)) == 0
+    llm.close()
+
+
+def test_one_wake_up_serves_all_streams_of_a_loop():
+    """Of 16 requests that advance in one step, the loop is woken once."""
+
+    async def scenario(llm):
+        loop, wakes = asyncio.get_running_loop(), []
+        wake = loop.call_soon_threadsafe
+        stream = await llm.open([[i] for i in range(16)], GREEDY)
+        loop.call_soon_threadsafe = lambda *args: (wakes.append(1), wake(*args))[1]
+        outputs = [output async for output in stream]
+        del loop.call_soon_threadsafe
+        return len(outputs), len(wakes)
+
+    outputs, wakes = run(scenario)
+    assert outputs == 16 * 8 and wakes <= 8
+
+
+def test_a_step_is_told_to_whoever_counts():
+    async def scenario(llm):
+        steps = []
+        llm.on_step = steps.append
+        await llm.complete([1, 2, 3], GREEDY)
+        return steps
+
+    assert run(scenario) == [3] + [1] * 7

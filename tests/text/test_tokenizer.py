@@ -1,6 +1,7 @@
 """The tokenizer wrapper: special tokens, BOS, saved folders, errors; transformers is the oracle."""
 
 import json
+import threading
 
 import pytest
 import tokenizers
@@ -179,3 +180,23 @@ def test_a_named_special_token_that_is_not_in_the_vocabulary_has_no_id():
     tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<s>"}, add_bos_token=True)
     assert tokenizer.bos_token_id is None
     assert tokenizer.encode("a") == [0]
+
+
+def test_a_long_text_has_the_same_ids_and_lets_other_threads_run(pulled_model):
+    """A server encodes a megabyte while its engine goes on."""
+    tokenizer = Tokenizer.from_dir(pulled_model)
+    text = "The quick brown fox. é👋<|im_end|>\n" * 5_000
+    expected = tokenizer.backend_tokenizer.encode(text).ids
+    done, beats = threading.Event(), []
+
+    def beat():
+        while not done.wait(0.001):
+            beats.append(1)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    ids = tokenizer.encode(text)
+    done.set()
+    thread.join()
+    assert ids == expected
+    assert len(beats) > 3, "no other thread ran"
