@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from minifer.events import ListSink
 from minifer.faults import registry
 from minifer.faults.detectors import Detector
 from minifer.faults.matrix import Matrix, build_engine, demonstrate, examine, observe, run_matrix
@@ -114,3 +115,17 @@ def test_an_exception_is_told_and_raised(tiny: Any) -> None:
     with pytest.raises(ValueError):
         watch.add_request("a", "x", SamplingParams(max_tokens=9999))
     assert len(seen) == 1
+
+
+def test_replay_takes_one_request_in_n_and_none_that_it_cannot_repeat(tiny: Any) -> None:
+    watch = Watch(build_engine(tiny, num_kv_blocks=64), [lambda e: Replay(e, every=2, keep=2)])
+    for i in range(6):
+        watch.add_request(f"{i}", f"{i} is", SamplingParams(temperature=0, max_tokens=3))
+    watch.add_request("no seed", "it is", SamplingParams(max_tokens=3))
+    while watch.engine.has_unfinished_requests:
+        watch.step()
+    sink = ListSink()
+    watch.engine.events.sinks.append(sink)
+    watch.idle()
+    admitted = [event.request_id for event in sink.events if event.name == "request.admitted"]
+    assert len(admitted) == 2 and watch.detectors[0].alarms == []
