@@ -60,16 +60,13 @@ class Server:
         self.llm = llm
         self.settings = settings
         self.tokenizer: Tokenizer = llm.engine.tokenizer
-        self.model_name = settings.served_model_name or llm.engine.config.model
+        self.model_name = settings.served_model_name or str(llm.engine.config.model)
         self.created = int(time.time())
         self.open_requests = OpenRequests(settings.max_queue)
         self.metrics = ServerMetrics(llm, self.model_name)
         self.hub = EventHub()
         self.token_bytes = TokenBytes(self.tokenizer)
         self.writes_reasoning = writes_reasoning(self.tokenizer)
-
-    def json(self, content: Mapping[str, Any]) -> Response:
-        return JSONResponse(content)
 
     def check_model(self, fields: Mapping[str, Any]) -> None:
         """One model is served; a request may name it, and no other."""
@@ -160,8 +157,9 @@ def _post(handler: Callable[[Server, Mapping[str, Any]], Awaitable[Response]]) -
     async def endpoint(request: Request) -> Response:
         server = _server(request)
         settings = server.settings
-        body = await read_json(request, settings.max_body_bytes, settings.body_timeout)
-        return await handler(server, body)
+        with server.open_requests.seat():
+            body = await read_json(request, settings.max_body_bytes, settings.body_timeout)
+            return await handler(server, body)
 
     return endpoint
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from minifer.outputs import CompletionOutput
 from minifer.postprocessing.guards.tool_loop import tool_loop
@@ -45,7 +45,7 @@ async def chat_completions(server: Server, body: Mapping[str, Any], stack: ExitS
     await generation.open(stack, fields)
     if fields.get("stream"):
         return EventStream(call.stream(generation))
-    return server.json(await call.answer(generation))
+    return JSONResponse(await call.answer(generation))
 
 
 class _Call:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from minifer.serving.errors import APIError
 from minifer.serving.fields import COMPLETION, read_fields, required
@@ -38,7 +38,7 @@ async def completions(server: Server, body: Mapping[str, Any], stack: ExitStack)
     await generation.open(stack, fields)
     if fields.get("stream"):
         return EventStream(call.stream(generation))
-    return server.json(await call.answer(generation))
+    return JSONResponse(await call.answer(generation))
 
 
 class _Call:
@@ -59,7 +59,7 @@ class _Call:
         self.hidden = self.echo and max_tokens == 0
         wishes = dict(fields)
         if self.echo and self.logprobs is not None:
-            wishes.setdefault("prompt_logprobs", self.logprobs)
+            wishes["prompt_logprobs"] = max(self.logprobs, fields.get("prompt_logprobs", 0))
         self.params = sampling_params(
             server.llm.engine.default_params,
             wishes,
@@ -121,7 +121,7 @@ class _Call:
         """A choice, or a new piece of one, in OpenAI's form. is_first: it begins the choice."""
         p = piece.index // self.params.n
         if self.hidden:
-            piece.text, piece.token_ids, piece.logprobs = "", [], []
+            piece = Choice(piece.index, finish_reason=piece.finish_reason and "length")
         form: dict[str, Any] = {
             "index": piece.index,
             "text": (self.texts[p] if self.echo and is_first else "") + piece.text,
@@ -152,7 +152,8 @@ class _Call:
         ids, token_bytes = generation.prompts[p], self.server.token_bytes
         spelled = b"".join(map(token_bytes, ids)).decode(errors="replace")
         writer = CompletionLogprobs(token_bytes, len(self.texts[p]) - len(spelled))
-        return writer.add(ids, generation.prompt_logprobs[p] or ())
+        scored = generation.prompt_logprobs[p] or []  # shorter when the request was cut short
+        return writer.add(ids, scored + [None] * (len(ids) - len(scored)))
 
     def _envelope(self, generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from minifer.postprocessing.tool_calls import check_tools
 from minifer.serving.chat_prompt import check_messages, render_prompt
@@ -55,7 +55,7 @@ async def tokenize(server: Server, body: Mapping[str, Any]) -> Response:
     }
     if fields.get("return_token_strs"):
         answer["token_strs"] = [tokenizer.id_to_token(i) for i in ids]
-    return server.json(answer)
+    return JSONResponse(answer)
 
 
 async def _render(server: Server, fields: Mapping[str, Any]) -> str:
@@ -82,4 +82,4 @@ async def detokenize(server: Server, body: Mapping[str, Any]) -> Response:
     ids = required(fields, "tokens")
     server.check_token_ids([ids], "tokens")
     text = await in_thread(server.tokenizer.decode, ids, skip_special_tokens=False)
-    return server.json({"prompt": text})
+    return JSONResponse({"prompt": text})

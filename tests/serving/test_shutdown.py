@@ -115,7 +115,10 @@ def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         child.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+SIGINT = pytest.param(signal.SIGINT, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, SIGINT])
 def test_a_signal_ends_the_process_with_status_0(number: signal.Signals, tmp_path: Path):
     """A stream that is open then is finished; the disk tier is written; nothing on stderr."""
     disk = tmp_path / "kv"
@@ -133,6 +136,7 @@ def test_a_signal_ends_the_process_with_status_0(number: signal.Signals, tmp_pat
     assert not list(disk.rglob("*.tmp*"))
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait():
     with process("--shutdown-timeout", "600") as (child, url):
         body = {**LONG, "max_tokens": 1000, "stream": True}
