@@ -23,6 +23,11 @@ __all__ = ["SampleRow", "Sampled", "Sampler", "prompt_logprobs", "scaled_logits"
 
 # What is wrong with logits before any rule has touched them.
 NON_FINITE = ("logits hold NaN", "logits hold +inf", "every logit is -inf")
+# What a request's own rules have made of sound logits: the caller's mistake, not the engine's.
+UNDRAWABLE = (
+    "every token is masked by structured, allowed_token_ids, bad_words, min_tokens or logit_bias",
+    "logit_bias or penalties overflow float32",
+)
 
 # min-p and top-p compare probabilities with a limit. Relative to the limit, this much counts as
 # equal: more than what float32 rounds, so that [.5, .3, .2] at top_p = .8 keeps two tokens.
@@ -194,11 +199,7 @@ def _error(raw_best: float, best: float) -> str | None:
         return nan
     if math.isinf(raw_best):
         return infinite if raw_best > 0 else nothing
+    masked, overflow = UNDRAWABLE
     if best == -math.inf:
-        return (
-            "every token is masked by structured, allowed_token_ids, bad_words, min_tokens or "
-            "logit_bias"
-        )
-    if not math.isfinite(best):
-        return "logit_bias or penalties overflow float32"
-    return None
+        return masked
+    return None if math.isfinite(best) else overflow

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from minifer.execution.sampler import UNDRAWABLE
 from minifer.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from minifer.request import SamplingParams
 from minifer.sampling_params import is_text
@@ -101,7 +102,8 @@ class Generation:
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(number of the prompt, what is new), until all are finished.
 
-        Raises `APIError` 500 when the engine failed on one of them.
+        Raises `APIError` when one of them fails: 400 where the request's own rules leave nothing
+        to draw from, 500 for the engine's faults.
         """
         async for output in self._stream:
             p = self._index[output.request_id]
@@ -111,8 +113,7 @@ class Generation:
             for new in output.outputs:
                 self.num_output_tokens += len(new.token_ids)
                 if new.finish_reason == "error":
-                    message = f"the engine failed on this request: {new.stop_reason}"
-                    raise APIError(500, message, code="request_failed")
+                    raise _failure(str(new.stop_reason))
             yield p, output
 
     async def collect(self) -> list[Choice]:
@@ -135,6 +136,12 @@ class Generation:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self.num_cached_tokens)},
         }
+
+
+def _failure(reason: str) -> APIError:
+    if reason in UNDRAWABLE:
+        return APIError(400, f"this request cannot be answered: {reason}", code="undrawable")
+    return APIError(500, f"the engine failed on this request: {reason}", code="request_failed")
 
 
 def request_name(fields: Mapping[str, Any]) -> str:

@@ -165,6 +165,20 @@ def test_a_value_of_a_wrong_type_is_refused_by_name(server: Live, route: str, na
     assert name in error["message"] and error["param"] == name
 
 
+UNDRAWABLE = [
+    {"allowed_token_ids": [97], "bad_words": ["a"]},
+    {"allowed_token_ids": [97], "structured_outputs": {"choice": ["b"]}},
+    {"repetition_penalty": 1e-300},
+]
+
+
+@pytest.mark.parametrize("fields_", UNDRAWABLE)
+def test_rules_that_leave_nothing_to_draw_from_are_the_callers_fault(server: Live, fields_):
+    """Found out in the middle of a step, and still no 5xx."""
+    assert server.refusal(prompt="a", max_tokens=3, **fields_)["code"] == "undrawable"
+    assert server.complete("a", max_tokens=1)
+
+
 def test_a_stream_option_that_is_unknown_is_refused(server: Live):
     for options in ({"x": 1}, {"include_usage": 1}, {"continuous_usage_stats": True}):
         body = {"prompt": "a", "stream": True, "stream_options": options}
