@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from minifer.serving.errors import APIError
 
 MAX_DEPTH = 64  # brackets within brackets
+LARGE_BODY = 64 * 1024  # bytes; takes milliseconds to parse
 MAX_DIGITS = 20  # of an integer: 64 bits
 
 
@@ -37,7 +38,9 @@ async def read_json(request: Request, max_bytes: int, timeout: float) -> dict[st
             body = await _read(request, max_bytes)
     except TimeoutError:
         raise APIError(408, f"the body did not arrive within {timeout:g} seconds") from None
-    return parse_object(body)
+    if len(body) < LARGE_BODY:
+        return parse_object(body)
+    return await asyncio.to_thread(parse_object, body)  # others are served meanwhile
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -40,8 +40,9 @@ async def chat_completions(server: Server, body: Mapping[str, Any], stack: ExitS
     fields = read_fields(body, CHAT)
     server.check_model(fields)
     call = _Call(server, fields)
-    await call.check_loop()
-    generation = Generation(server, call.name, [await call.read_prompt()], call.params)
+    prompt = await call.read_prompt()
+    await call.check_loop(len(prompt))
+    generation = Generation(server, call.name, [prompt], call.params)
     await generation.open(stack, fields)
     if fields.get("stream"):
         return EventStream(call.stream(generation))
@@ -110,10 +111,14 @@ class _Call:
             )
         return given.pop() if given else None
 
-    async def check_loop(self) -> None:
-        """Does the conversation call one tool for ever? What then is `EngineConfig.guards`'."""
-        action = self.server.llm.engine.config.guards
-        reason = None if action == "off" else tool_loop(self.messages)
+    async def check_loop(self, num_tokens: int) -> None:
+        """Does the conversation call one tool for ever? What then is `EngineConfig.guards`'.
+
+        num_tokens: of the conversation; one that is too long is about to be refused anyway.
+        """
+        engine = self.server.llm.engine
+        action, fits = engine.config.guards, num_tokens <= engine.limits.max_prompt_len
+        reason = tool_loop(self.messages) if fits and action != "off" else None
         if reason is None:
             return
         await self.server.llm.call(lambda engine: engine.guard_trips.update(["tool_loop"]))
@@ -125,17 +130,17 @@ class _Call:
     async def read_prompt(self) -> list[int]:
         """Token ids of the conversation. The template writes BOS itself: none is added."""
         fields, tokenizer = self.fields, self.server.tokenizer
+        continued = fields.get("continue_final_message", False)
         text: str = await in_thread(
             render_prompt,
             tokenizer,
             self.messages,
             self.tools,
-            add_generation_prompt=fields.get("add_generation_prompt", True),
-            continue_final_message=fields.get("continue_final_message", False),
+            add_generation_prompt=fields.get("add_generation_prompt", not continued),
+            continue_final_message=continued,
             variables=fields.get("chat_template_kwargs", {}),
         )
         if self.server.writes_reasoning:
-            continued = fields.get("continue_final_message", False)
             last = plain_text(self.messages[-1].get("content")) if continued else ""
             self.inside = starts_inside(text, last)
         ids: list[int] = await in_thread(tokenizer.encode, text, add_special_tokens=False)

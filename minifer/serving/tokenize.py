@@ -59,7 +59,7 @@ async def tokenize(server: Server, body: Mapping[str, Any]) -> Response:
 
 
 async def _render(server: Server, fields: Mapping[str, Any]) -> str:
-    messages = required(fields, "messages")
+    messages, continued = required(fields, "messages"), fields.get("continue_final_message", False)
     check_messages(messages)
     with refusals(fields):
         tools = check_tools(fields.get("tools"))
@@ -68,8 +68,8 @@ async def _render(server: Server, fields: Mapping[str, Any]) -> str:
         server.tokenizer,
         messages,
         tools,
-        add_generation_prompt=fields.get("add_generation_prompt", True),
-        continue_final_message=fields.get("continue_final_message", False),
+        add_generation_prompt=fields.get("add_generation_prompt", not continued),
+        continue_final_message=continued,
         variables=fields.get("chat_template_kwargs", {}),
     )
     return text

@@ -56,6 +56,20 @@ def test_what_is_json_is_read_as_json_reads_it(body: bytes, value):
     assert parse_object(body) == value == json.loads(body)
 
 
+def test_a_large_body_is_read_like_a_small_one(server: Live):
+    tokens = [97] * 50_000
+    body = {"tokens": tokens}
+    assert server.post("/detokenize", **body).json() == {"prompt": "a" * 50_000}
+    assert (
+        "twice"
+        in server.http.post(
+            "/detokenize",
+            content=b'{"tokens": [], "tokens": [' + b"97, " * 50_000 + b"97]}",
+            headers={"Content-Type": "application/json"},
+        ).json()["error"]["message"]
+    )
+
+
 def test_as_deep_as_the_limit_is_fine():
     depth = MAX_DEPTH - 2
     assert parse_object(b'{"a": ' + b"[" * depth + b"]" * depth + b"}")

@@ -136,6 +136,9 @@ def test_case_117_the_prefix_is_continued(server: Live):
     assert text.endswith("<|im_start|>assistant\nThe for statement")
     reply = server.post(CHAT, messages=messages, max_tokens=8, temperature=0, **options).json()
     same = server.complete(tokens, max_tokens=8)
+    assert server.post("/tokenize", messages=messages, continue_final_message=True).json()[
+        "tokens"
+    ] == (tokens)
     assert reply["choices"][0]["message"]["content"] == same["choices"][0]["text"]
 
 
