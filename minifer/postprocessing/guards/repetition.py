@@ -31,7 +31,7 @@ MIN_TOKENS = 64  # and tokens it must fill: "ha ha ha" is no loop yet
 MAX_LEGITIMATE_TOKENS = 1024  # that tables, indentation and zeros may fill
 
 _RULES = re.compile(r"[\s|=\-_*#~+.:·─-╿]+")  # tables, rulers, indentation, boxes
-_NUMBERS = re.compile(r"[\s0-9a-fA-FxX,;.()\[\]{}+\-]*")  # arrays, hex dumps
+_NUMBERS = re.compile(r"[\s0-9a-fA-FxX,;.()\[\]{}+\-|]*")  # arrays, rows of tables, hex dumps
 _BASE64 = re.compile(r"(?=.*[A-Z0-9+/])[A-Za-z0-9+/=]+")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,31 @@ def replies(model: Path, greedy: bool) -> list[dict[str, Any]]:
 
 def really_loops(text: str) -> bool:
     """Another judge than the guard: some text stands there four times back to back."""
-    return any(len(match[0]) >= 60 for match in re.finditer(r"(?s)(.{1,400}?)\1{3,}", text))
+    runs = re.finditer(r"(?s)(.{1,400}?)\1{3,}", text)
+    return any(len(run[0].encode()) >= 60 for run in runs)
+
+
+def really_drifts(question: str, text: str) -> bool:
+    """The same for scripts: five letters or more in one that the question does not name."""
+    expected = ["LATIN"]
+    if "Chinese" in question and "Russian" in question:
+        expected += ["CYRILLIC", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "IDEOGRAPHIC", "BOPOMOFO"]
+    names = (unicodedata.name(letter, "LATIN") for letter in text if letter.isalpha())
+    return sum(not name.startswith(tuple(expected)) for name in names) >= 5
 
 
 def test_500_clean_replies_raise_no_false_alarm(pulled_model: Path) -> None:
-    """Float rounding differs between machines, and so do the replies: loops are judged anew."""
+    """Float rounding differs between machines, and so do the replies: alarms are judged anew."""
     alarmed = [reply for reply in replies(pulled_model, greedy=False) if reply["alarms"]]
     false_alarms = [
         (alarm, reply["question"], reply["reply"])
         for reply in alarmed
         for alarm in reply["alarms"]
-        if alarm["guard"] != "repetition" or not really_loops(reply["reply"])
+        if not (
+            really_loops(reply["reply"])
+            if alarm["guard"] == "repetition"
+            else really_drifts(reply["question"], reply["reply"])
+        )
     ]
     assert false_alarms == []
 

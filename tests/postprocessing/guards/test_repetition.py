@@ -59,6 +59,7 @@ def test_f10_a_word_again_and_again_is_flagged() -> None:
         "[" + "0, " * 200 + "0]",
         "[" + "0.0, " * 100 + "0.0]",
         "0x00, " * 100,
+        "| 121    " * 40 + "|",
         "        " * 40,
         "\n" * 100,
         "data:image/png;base64," + "A" * 400,
