@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from minifer.config import EngineConfig
 from minifer.events import EventBus, EventSink, StepTimer
+from minifer.exclusive import one_at_a_time
 from minifer.execution.fingerprint import kv_namespace
 from minifer.execution.grammar import GrammarCompiler
 from minifer.execution.runner import ModelRunner, Runner, num_kv_blocks
-from minifer.execution.sampler import NON_FINITE, Sampled, Sampler, SampleRow, prompt_logprobs
+from minifer.execution.sampler import Sampled, Sampler, SampleRow, prompt_logprobs
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
 from minifer.kv.shadow import ShadowKV
@@ -22,7 +22,6 @@ from minifer.kv.step_input import StepInput
 from minifer.kv.tiers.opening import open_tiers
 from minifer.kv.tiers.tiers import KVTiers
 from minifer.outputs import RequestGroup, RequestOutput
-from minifer.postprocessing.guards import Report, default_guards, requested_guards
 from minifer.postprocessing.hooks import TokenHook, check_hooks, copy_hooks
 from minifer.postprocessing.postprocessor import Postprocessor
 from minifer.request import MAX_SEED, Request, RequestStatus, SamplingParams
@@ -33,30 +32,6 @@ from minifer.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from minifer.text.tokenizer import Tokenizer
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _one_at_a_time(
-    method: Callable[Concatenate[Engine, P], T],
-) -> Callable[Concatenate[Engine, P], T]:
-    """Refuse a call from within another one: from a hook or an event sink, or a second thread."""
-
-    @functools.wraps(method)
-    def call(self: Engine, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._working:
-            raise RuntimeError(
-                f"{method.__name__} was called while the engine works: a hook or an event sink "
-                "must not call it (a hook ends its sequence by its verdict), nor a second thread"
-            )
-        self._working = True
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self._working = False
-
-    return call
 
 
 class Engine:
@@ -106,12 +81,11 @@ class Engine:
         self.sampler = Sampler()
         self.grammars = GrammarCompiler(tokenizer, limits.vocab_size)
         decode = tokenizer.decode if tokenizer is not None else None
-        self.postprocessor = Postprocessor(decode, self.events)
+        self.postprocessor = Postprocessor(decode, self.events, config.guards)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._seed = config.seed if config.seed is not None else time.time_ns()
         self._num_admitted = 0
         self.num_step_tokens = 0  # computed by the last step
-        self.guard_trips: Counter[str] = Counter()  # alarms by guard, since the start
         self._working = False  # inside one of its own methods
         self._closed = False
         self._requests: dict[str, Request] = {}  # the first sequence of every open request
@@ -168,7 +142,7 @@ class Engine:
 
     # -- requests
 
-    @_one_at_a_time
+    @one_at_a_time
     def add_request(
         self,
         request_id: str,
@@ -204,7 +178,7 @@ class Engine:
             self.tokenizer,
             self.grammars,
         )
-        self.postprocessor.open(request, [*hooks, *self._guards(request)])
+        self.postprocessor.open(request, hooks)
         self._num_admitted += 1
         self._requests[request_id] = request
         request.group.metrics.arrival_time = self.events.clock()
@@ -213,7 +187,7 @@ class Engine:
             span = (0, request.num_prompt_tokens)
             self.events.emit("scheduling", "request.admitted", request_id, span, n=params.n)
 
-    @_one_at_a_time
+    @one_at_a_time
     def fork(self, request_id: str, new_request_id: str, seed: int | None = None) -> None:
         """Branch a request: a second one goes on from the same tokens with its own noise.
 
@@ -245,29 +219,6 @@ class Engine:
             self.scheduler.add(child)
         self._report_fork(parent, child)
 
-    def _guards(self, request: Request) -> list[TokenHook]:
-        """What watches a reply: the limits of the request itself, then the default guards."""
-        tokenizer, params, action = self.tokenizer, request.params, self.config.guards
-        text = None
-        if tokenizer is not None and params.detokenize:
-            text = lambda: tokenizer.decode(request.prompt_token_ids)  # noqa: E731
-        own = requested_guards(params, self._reporter("stop"))
-        return own + default_guards(action, text, self._reporter(action))
-
-    def _reporter(self, action: str) -> Report:
-        """Counts and reports alarms; a plain function, for hooks are copied and engines not."""
-
-        def report(guard: str, reason: str) -> None:  # whichever of the copies speaks
-            self._trip(self.postprocessor.current_request_id, guard, reason, action)
-
-        return report
-
-    def _trip(self, request_id: str | None, guard: str, reason: str, action: str) -> None:
-        self.guard_trips[guard] += 1
-        if self.events:
-            data = {"guard": guard, "reason": reason, "action": action}
-            self.events.emit("postprocessing", "guard.tripped", request_id, None, **data)
-
     def _check_new(self, name: str, request_id: Any) -> None:
         if not is_text(request_id):
             raise ValueError(
@@ -283,7 +234,7 @@ class Engine:
             )
         return self.tokenizer.encode(text)
 
-    @_one_at_a_time
+    @one_at_a_time
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at any moment between steps; None when it is unknown or already done.
 
@@ -300,6 +251,11 @@ class Engine:
         return self._output(request)
 
     @property
+    def guard_trips(self) -> Counter[str]:
+        """Alarms by guard, since the start."""
+        return self.postprocessor.guards.trips
+
+    @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
@@ -309,7 +265,7 @@ class Engine:
 
     # -- the step
 
-    @_one_at_a_time
+    @one_at_a_time
     def step(self) -> list[RequestOutput]:
         """Move every request that fits by some tokens; returns what the callers get to see.
 
@@ -383,8 +339,6 @@ class Engine:
                 sampled = next(queue)
                 if sampled.error is not None:
                     self.kv.withdraw(sequence)
-                    if sampled.error in NON_FINITE:
-                        self._trip(sequence.request_id, "non_finite", sampled.error, "stop")
                 if self.postprocessor.accept(sequence, sampled):
                     self.scheduler.finish(sequence)
         outputs = (self._output(request) for request in touched.values())
