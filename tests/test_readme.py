@@ -51,8 +51,19 @@ def test_lines_of_code_skips_what_is_not_code(tmp_path):
     assert lines_of_code(file) == 5
 
 
-def test_the_engine_core_fits_in_three_thousand_lines():
-    assert sum(lines_of_code(ROOT / "minifer" / part) for part in CORE) <= 3000
+def test_the_engine_core_fits_in_four_thousand_lines():
+    """What a token passes, without the tiers and guards beside its way."""
+    assert sum(lines_of_code(ROOT / "minifer" / part) for part in CORE) <= 4000
+
+
+def test_every_module_can_be_read_in_one_sitting():
+    files = [
+        file
+        for folder in ("minifer", "kernels", "parcae")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    long = {str(file.relative_to(ROOT)): lines_of_code(file) for file in files}
+    assert {name: count for name, count in long.items() if count > 340} == {}
 
 
 def test_the_reading_list_counts_right():
