@@ -10,12 +10,10 @@ Without a key (`--api-key`) every route is open; with one, `/` and `/health` sti
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,13 +29,14 @@ from starlette.routing import Route
 import minifer
 from minifer.async_llm import AsyncLLM
 from minifer.engine import Engine
+from minifer.postprocessing import reasoning, tool_calls
 from minifer.postprocessing.reasoning import writes_reasoning
-from minifer.request import SamplingParams
 from minifer.serving.body import read_json
 from minifer.serving.chat import chat_completions
 from minifer.serving.completions import completions
 from minifer.serving.errors import EXPECTED, APIError, on_error
 from minifer.serving.event_stream import EventHub, Subscriber, events
+from minifer.serving.health import health, health_generate, stored_canary
 from minifer.serving.limits import OpenRequests, RequireKey
 from minifer.serving.logprobs import TokenBytes
 from minifer.serving.metrics import ServerMetrics
@@ -47,7 +46,6 @@ from minifer.serving.tokenize import detokenize, tokenize
 from minifer.text.tokenizer import Tokenizer
 
 PAGE = Path(__file__).parent / "static" / "chat.html"
-HEALTH_SECONDS = 30.0  # for one token
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -67,6 +65,13 @@ class Server:
         self.hub = EventHub()
         self.token_bytes = TokenBytes(self.tokenizer)
         self.writes_reasoning = writes_reasoning(self.tokenizer)
+        self.hides_tags = any(self._is_hidden(tag) for tag in (tool_calls.START, reasoning.START))
+        self.canary = stored_canary(llm.engine)
+
+    def _is_hidden(self, tag: str) -> bool:
+        """Is a tag a special token, whose text `skip_special_tokens` would leave out?"""
+        ids = self.tokenizer.encode(tag, add_special_tokens=False)
+        return tag not in self.tokenizer.decode(ids)
 
     def check_model(self, fields: Mapping[str, Any]) -> None:
         """One model is served; a request may name it, and no other."""
@@ -105,8 +110,8 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlet
     app = Starlette(
         routes=[
             Route("/", _page),
-            Route("/health", _health),
-            Route("/health_generate", _health_generate),
+            Route("/health", health),
+            Route("/health_generate", health_generate),
             Route("/version", _version),
             Route("/metrics", _metrics),
             Route("/events", _events),
@@ -185,31 +190,6 @@ async def _page(_: Request) -> Response:
         "Cache-Control": "no-cache",
     }
     return HTMLResponse(page, headers=headers)
-
-
-async def _health(request: Request) -> Response:
-    """Is the engine's thread alive? Costs nothing, so it may be asked every second."""
-    if not _server(request).llm.is_alive:
-        raise APIError(503, "the engine has stopped", code="engine_stopped")
-    return JSONResponse({"status": "ok"})
-
-
-async def _health_generate(request: Request) -> Response:
-    """Can the engine still generate? Runs one token through all five stages."""
-    server, start = _server(request), time.perf_counter()
-    name = f"health-{uuid.uuid4().hex}"
-    params = SamplingParams(temperature=0, max_tokens=1, cache_salt=name)  # hits no cached prefix
-    with server.open_requests.seat():
-        work = server.llm.complete([0], params, request_id=name)
-        try:
-            async with asyncio.timeout(HEALTH_SECONDS):
-                output = await unless_gone(request.receive, work)
-        except TimeoutError:
-            message = f"no token within {HEALTH_SECONDS:g} seconds"
-            raise APIError(503, message, code="engine_stalled") from None
-    if output.outputs[0].finish_reason == "error":
-        raise APIError(503, f"the engine fails: {output.outputs[0].stop_reason}")
-    return JSONResponse({"status": "ok", "seconds": time.perf_counter() - start})
 
 
 async def _version(_: Request) -> Response:

@@ -69,6 +69,10 @@ class _Call:
             structured=structured,
             max_logprobs=server.settings.max_logprobs,
         )
+        if server.hides_tags and "skip_special_tokens" not in fields:
+            self.params = self.params.with_(
+                skip_special_tokens=not (self.tools or server.writes_reasoning)
+            )
         self.inside = False  # does the reply begin within reasoning?
 
     def _read_tools(self, structured: StructuredOutput | None) -> StructuredOutput | None:
@@ -147,7 +151,9 @@ class _Call:
         return ids
 
     def _parser(self) -> ReplyParser:
-        reasoning = ReasoningScanner(self.inside) if self.server.writes_reasoning else None
+        # A form holds from the reply's first character on: it leaves no room for reasoning.
+        inside = self.inside and self.params.structured is None
+        reasoning = ReasoningScanner(inside) if self.server.writes_reasoning else None
         return ReplyParser(reasoning, ToolCallScanner() if self.tools else None, self.parallel)
 
     async def answer(self, generation: Generation) -> dict[str, Any]:

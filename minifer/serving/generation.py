@@ -72,6 +72,9 @@ class Generation:
         self._index = {request_id: p for p, request_id in enumerate(ids)}
         try:
             with refusals(fields):
+                if self.params.structured is not None:  # not on the engine's thread: it takes long
+                    grammars = self.server.llm.engine.grammars
+                    await asyncio.to_thread(grammars.compile, self.params.structured)
                 stream = await self.server.llm.open(self.prompts, self.params, request_ids=ids)
         except APIError as error:
             self._name_field(error, fields)

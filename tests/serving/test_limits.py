@@ -205,8 +205,21 @@ def test_health_generate_sees_an_engine_that_fails(server: Live, monkeypatch):
     assert server.http.get("/health").status_code == 200  # alive, if not well
 
 
+def test_in_debug_mode_health_generate_asks_the_canaries():
+    """Positions that are off by one: every reply is fluent, and the health check says no."""
+    from minifer.faults import registry
+
+    with live({"debug": True}) as server:
+        assert server.http.get("/health_generate").json()["status"] == "ok"
+        with registry.get("lost-boundary-slot").inject(server.llm.engine):
+            response = server.http.get("/health_generate")
+        assert response.status_code == 503
+        assert "canary" in response.json()["error"]["message"]
+        server.wait_until_idle()
+
+
 def test_health_generate_gives_up_on_an_engine_that_hangs(server: Live, monkeypatch):
-    import minifer.serving.app as app
+    from minifer.serving import health
 
     forward = server.llm.engine.runner.forward
 
@@ -214,6 +227,6 @@ def test_health_generate_gives_up_on_an_engine_that_hangs(server: Live, monkeypa
         time.sleep(0.3)
         return forward(batch)
 
-    monkeypatch.setattr(app, "HEALTH_SECONDS", 0.05)
+    monkeypatch.setattr(health, "HEALTH_SECONDS", 0.05)
     monkeypatch.setattr(server.llm.engine.runner, "forward", slow)
     assert server.http.get("/health_generate").json()["error"]["code"] == "engine_stalled"

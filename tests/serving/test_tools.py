@@ -289,3 +289,29 @@ def test_a_tool_call_the_model_makes_by_itself_is_found(server: Live):
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
     without = {key: value for key, value in body.items() if key != "tools"}
     assert server.post(CHAT, **without).json()["choices"][0]["message"]["content"] == text
+
+
+def test_a_forced_form_leaves_no_room_for_reasoning(server: Live, monkeypatch):
+    """A template that ends in the think tag: the JSON is the answer, not thoughts."""
+    monkeypatch.setattr(server.server, "writes_reasoning", True)
+    messages = [*user("hi"), {"role": "assistant", "content": "<think>"}]
+    fields = {"messages": messages, "continue_final_message": True}
+    schema = {"name": "n", "schema": {"type": "integer", "minimum": 0, "maximum": 9}}
+    form = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    (choice,) = server.chat(**fields, **form)["choices"]
+    assert int(choice["message"]["content"]) in range(10)
+    (choice,) = server.chat(**fields)["choices"]
+    assert choice["message"]["reasoning_content"]
+
+
+def test_tags_that_are_special_tokens_are_not_skipped(server: Live, monkeypatch):
+    from minifer.serving.chat import _Call
+
+    def skips(**fields: Any) -> bool:
+        call = _Call(server.server, {"messages": user("hi"), **fields})
+        return call.params.skip_special_tokens
+
+    assert skips(tools=[CLOCK]), "minifer-tiny has no such token"
+    monkeypatch.setattr(server.server, "hides_tags", True)
+    assert not skips(tools=[CLOCK]) and skips()
+    assert skips(tools=[CLOCK], skip_special_tokens=True)
