@@ -139,7 +139,8 @@ FAULTS = (
         "position and the block table of the row's last user.",
         symptom="A prompt of one letter is answered with the end of another user's conversation.",
         sources=(
-            github("vllm-project/vllm", 42430, "a first token has no state before it: a prefill"),
+            github("vllm-project/vllm", 32118, "a prompt's only token decodes on a stale state"),
+            github("vllm-project/vllm", 51562, "a first chunk of one token is taken for a decode"),
         ),
         detectors=("shadow-kv", "replay", "canary"),
         inject=one_token_is_decode,
