@@ -27,6 +27,7 @@ first contact:
   minifer generate "What is the capital of France?"     ask it
   minifer chat                                          talk to it
   minifer trace "Hello" --request 0                     see what the engine did to every token
+  minifer serve                                         answer browsers and OpenAI clients
 
 `minifer COMMAND --help` explains a command and names the code behind it. Exit status: 0, 1 for a
 failure, 2 for bad usage, 130 when interrupted. MINIFER_DEBUG=1 shows the traceback of an error.

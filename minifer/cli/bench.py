@@ -13,7 +13,7 @@ def add(commands: Any) -> None:
         commands,
         "bench BENCHMARK",
         lambda arguments: 2,  # argparse asks for a benchmark before this is called
-        summary="measure",
+        summary="measure a server under load",
         about="Measurements that others can repeat: each says what ran where, with which seed, and "
         "writes one JSON format.",
         examples=[

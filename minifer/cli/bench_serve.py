@@ -92,28 +92,30 @@ def _add_server_options(parser: Parser) -> None:
         metavar="V",
         help="draw token ids below V (default: the ids that the server's /tokenize gives words)",
     )
-    add("--timeout", type=float, default=600.0, metavar="S", help="of one request (default: 600)")
+    add("--timeout", type=float, default=600.0, metavar="S", help="per request (default: 600)")
 
 
 def _add_workload_options(parser: Parser) -> None:
     group = parser.add_argument_group(
-        "workload", "A LENGTH is N, uniform:MIN:MAX or lognormal:MU:SIGMA:MAX."
+        "workload",
+        "A session is one request, or with --turns a conversation of several. A LENGTH is N,\n"
+        "uniform:MIN:MAX or lognormal:MU:SIGMA:MAX.",
     )
     add = group.add_argument
     add("--num-prompts", type=int, metavar="N", help="sessions to send (default: 64; a trace: all)")
     add("--input-len", metavar="LENGTH", help="of prompts, in tokens (default: 128)")
     add("--output-len", metavar="LENGTH", help="of answers (default: 32)")
-    add("--prefix-groups", type=int, metavar="G", help="shared beginnings to draw from")
-    add("--prefix-len", type=int, metavar="N", help="length of each")
-    add("--turns", type=int, metavar="K", help="requests of a conversation (default: 1)")
-    add("--think-time", metavar="LENGTH", help="seconds before a further turn")
+    add("--prefix-groups", type=int, metavar="G", help="shared beginnings (default: 0)")
+    add("--prefix-len", type=int, metavar="N", help="tokens of each (default: 0)")
+    add("--turns", type=int, metavar="K", help="requests of a session (default: 1)")
+    add("--think-time", metavar="LENGTH", help="seconds before a further turn (default: 0)")
     add("--request-rate", type=float, metavar="R", help="open loop: sessions/s; inf: all at once")
-    add("--burstiness", type=float, metavar="K", help="1: Poisson; less: in bursts")
+    add("--burstiness", type=float, metavar="K", help="1: Poisson; less: in bursts (default: 1)")
     add("--max-concurrency", type=int, metavar="C", help="closed loop of C clients (default: 8)")
     add("--trace", metavar="FILE", help="replay a trace: minifer, Mooncake, Azure or BurstGPT")
-    add("--trace-jitter", type=float, metavar="S", help="spread its ties over S s")
-    add("--speed-up", type=float, metavar="X", help="seconds of the trace in one")
-    add("--max-total-len", type=int, metavar="N", help="leave out its longer requests")
+    add("--trace-jitter", type=float, metavar="S", help="spread equal times over S seconds")
+    add("--speed-up", type=float, metavar="X", help="replay X seconds of the trace in one")
+    add("--max-total-len", type=int, metavar="N", help="leave out what is longer than this in all")
     add(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
@@ -129,7 +131,7 @@ def _add_run_options(parser: Parser) -> None:
     add = group.add_argument
     add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
     add("--runs", type=int, default=1, metavar="N", help="repeat with the next seeds (default: 1)")
-    add("--warmup", type=int, default=1, metavar="N", help="sessions sent before (default: 1)")
+    add("--warmup", type=int, default=1, metavar="N", help="sessions not counted (default: 1)")
     add("--slo", nargs="+", default=[], metavar="NAME=S", help="limits: ttft, tpot, e2e, max_itl")
     add("--out", metavar="FILE", help="write everything as JSON, each request too")
     add("--plot", metavar="FILE", help="draw the last run (PNG, SVG or PDF)")

@@ -81,17 +81,17 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "priority_ageing_steps": ("N", "steps of waiting worth one level of priority; none: never"),
     "block_size": ("N", "tokens in a block of the KV cache"),
     "num_kv_blocks": ("N", "blocks of the KV cache; overrides --kv-cache-bytes"),
-    "kv_cache_bytes": ("N", "memory of the KV cache; none: a share of what is free"),
+    "kv_cache_bytes": ("N", "bytes of the KV cache; none: a share of what is free"),
     "enable_prefix_caching": ("", "reuse the KV of equal beginnings (default: yes)"),
     "prefix_index": ("", "how equal beginnings are found"),
-    "kv_dram_bytes": ("N", "memory for KV blocks that left the device; none: no such tier"),
+    "kv_dram_bytes": ("N", "bytes for copies of KV blocks in DRAM; none: no such tier"),
     "kv_disk_path": ("FOLDER", "keep KV blocks in files there, also over a restart"),
-    "kv_disk_bytes": ("N", "size limit of that folder"),
+    "kv_disk_bytes": ("N", "bytes that folder may hold"),
     "kv_write_policy": ("", "through: store every full block; second_touch: one used again"),
     "kv_load_policy": ("", "auto: load a block where that beats computing it; always: load it"),
     "kv_load_timeout": ("S", "seconds a request waits for its blocks from disk"),
     "float32_logits": ("", "compute logits in float32 with a smaller dtype"),
-    "guards": ("", "what to do about a reply that repeats itself or drifts: report, stop or off"),
+    "guards": ("", "a reply that repeats itself or changes its script: report it, or stop it too"),
     "debug": ("", "poison unused KV memory and check every invariant after every step; slow"),
 }
 _CHOICES = {
@@ -194,7 +194,7 @@ def _add_fields(
     for field in fields(dataclass):
         if field.name not in skip:
             metavar, text = texts[field.name]
-            if dataclass is EngineConfig and type(field.default) in (int, str):
+            if dataclass is EngineConfig and type(field.default) in (int, float, str):
                 text += f" (default: {field.default})"
             options = _reading(hints[field.name]) | {"help": text}
             if field.name in _CHOICES:

@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
     for name, metavar, text in (
         ("max_queue", "N", "prompts that may be open before a client gets a 429"),
         ("max_prompts", "N", "prompts of one request"),
-        ("max_body_bytes", "N", "size of one request"),
+        ("max_body_bytes", "N", "bytes of one request"),
         ("max_logprobs", "N", "largest logprobs a request may ask for; -1: no limit"),
         ("shutdown_timeout", "S", "seconds that open requests may go on at the end"),
     ):
@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
             metavar=metavar,
             type=type(default),
             default=argparse.SUPPRESS,
-            help=f"{text} (default: {default:g})",
+            help=f"{text} (default: {default:.10g})",
         )
     add_engine_options(parser)
 
