@@ -46,7 +46,7 @@ def save_plot(
                 axes.axvline(limit, color=_GREY, linestyle=":", label=f"SLO {label}")
         _label(axes, heading, unit, "share at or below" if column == 0 else "")
         axes.set_ylim(0, 1.02)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.05 * axes.get_xlim()[1])  # equal values draw one line: off the edge
         axes.legend(fontsize=8, loc="lower right", title="p50 / p99", title_fontsize=8)
     _draw_timeline(figure.add_subplot(grid[1, :]), run)
     figure.savefig(path)
@@ -84,9 +84,10 @@ def _draw_timeline(axes: Axes, run: LoadRun) -> None:
         markersize=4,
         color=_BLUE,
         alpha=0.75,
+        clip_on=False,  # in a closed loop the first ones are due at 0
         label="TTFT (right)",
     )
-    right.set_ylim(bottom=0)
+    right.set_ylim(0, 1.05 * right.get_ylim()[1])
     right.set_ylabel(f"TTFT, {unit}", color=_BLUE)
     right.spines["top"].set_visible(False)
     if failed := [r.intended - run.start for r in run.records if r.error is not None]:
