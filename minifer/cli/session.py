@@ -102,6 +102,12 @@ def print_stats(llm: LLM, output: RequestOutput) -> None:
         ("answer", f"{metrics.num_output_tokens} tokens, finish_reason {reasons}"),
         ("load", f"{llm.load_seconds:.2f} s"),
     ]
+    if (tiers := llm.engine.kv.tiers) is not None:
+        found = ", ".join(f"{count} from {tier}" for tier, count in tiers.stats.hits.items())
+        rows.append(("tiers", f"tokens loaded so far: {found}"))
+    if llm.engine.guard_trips:
+        trips = ", ".join(f"{guard} {count}" for guard, count in llm.engine.guard_trips.items())
+        rows.append(("guards", f"alarms so far: {trips}"))
     if metrics.ttft is not None:
         rows.append(("TTFT", f"{metrics.ttft * 1e3:.1f} ms to the first token"))
     if metrics.tpot is not None:

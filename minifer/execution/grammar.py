@@ -24,6 +24,7 @@ How it meets the other wishes of a request:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -163,5 +164,7 @@ def _source(structured: StructuredOutput) -> str:
 
 
 def _refusal(field: str, message: str) -> str:
-    """One line: llguidance draws pointers below the text."""
-    return f"{field}: {' '.join(message.removesuffix('<non-verbose/>').split())[:400]}"
+    """One line, without the pointers that llguidance draws below the text and the text again."""
+    lines = message.removesuffix("<non-verbose/>").splitlines()
+    said = [line for line in lines if not re.match(r"\s*(\^+\s*$|\d+ \| )", line)]
+    return f"{field}: {' '.join(' '.join(said).split())[:400]}"

@@ -150,6 +150,19 @@ def test_stats_go_to_standard_error(model_folder: Path, capsys: Capture) -> None
     assert rows.keys() == {"prompt", "answer", "load", "TTFT", "TPOT"}
 
 
+def test_stats_tell_what_came_from_the_tiers_and_which_guard_rang(
+    model_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    ask = (model_folder, "x" * 64, "--raw", "--stats", "--kv-load-policy", "always", "--max-tokens")
+    tiers = ("--kv-dram-bytes", "1000000", "--kv-disk-path", str(tmp_path / "blocks"))
+    for found in (0, 48):  # the last block is computed, for its logits
+        assert generate(*ask, "1", *tiers) == 0
+        err = capsys.readouterr().err
+        assert f"tiers   tokens loaded so far: 0 from dram, {found} from disk\n" in err
+    assert generate(*ask, "100", "--logit-bias", "97=100") == 0
+    assert "guards  alarms so far: repetition 1\n" in capsys.readouterr().err
+
+
 def test_the_default_length_shrinks_to_what_fits_and_says_so(
     model_folder: Path, capsys: Capture
 ) -> None:

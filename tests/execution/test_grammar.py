@@ -531,6 +531,7 @@ def test_params_take_a_mapping_and_nothing_else() -> None:
         ({"json": {"$ref": "#/nowhere"}}, "structured.json: Pointer '/nowhere' does not exist"),
         ({"json": {"x-guidance": {"lenient": "maybe"}}}, "structured.json: "),
         ({"regex": "a("}, "structured.regex: "),
+        ({"regex": "a("}, "regex parse error: a( error: unclosed group"),  # no pointers
         ({"regex": "(?=a)b"}, "look-around"),
         ({"grammar": "start: foo"}, 'structured.grammar: at 1(8): unknown name: "foo"'),
         ({"grammar": "blah"}, "structured.grammar: "),
