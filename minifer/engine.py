@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +33,25 @@ from minifer.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from minifer.text.tokenizer import Tokenizer
+
+
+_Step = Callable[["Engine"], list[RequestOutput]]
+
+
+def _or_begin_again(step: _Step) -> _Step:
+    """An interruption (Ctrl-C) may come anywhere in a step: what it tore is put in order."""
+
+    @functools.wraps(step)
+    def call(self: Engine) -> list[RequestOutput]:
+        try:
+            return step(self)
+        except Exception:  # a fault of the engine: it is to be seen
+            raise
+        except BaseException as error:
+            self._begin_again(error)
+            raise
+
+    return call
 
 
 class Engine:
@@ -89,6 +109,8 @@ class Engine:
         self._working = False  # inside one of its own methods
         self._closed = False
         self._requests: dict[str, Request] = {}  # the first sequence of every open request
+        self._replying: Request | None = None  # whose new tokens stage 5 is working on
+        self._outputs: list[RequestOutput] = []  # of this step, or of one that was interrupted
 
     @classmethod
     def from_pretrained(
@@ -243,11 +265,7 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        request.forks_pending = 0
-        request.group.n = len(self.postprocessor.sequences(request.group))
-        for sequence in self.postprocessor.sequences(request.group):
-            if not sequence.finished:
-                self._end(sequence, "abort")
+        self._end_all(request, "abort")
         return self._output(request)
 
     @property
@@ -257,7 +275,7 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._outputs)
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -266,14 +284,15 @@ class Engine:
     # -- the step
 
     @one_at_a_time
+    @_or_begin_again
     def step(self) -> list[RequestOutput]:
         """Move every request that fits by some tokens; returns what the callers get to see.
 
         A fault inside the step ends the requests of this step with `finish_reason="error"`; the
-        engine and the waiting requests go on.
+        engine and the waiting requests go on. After Ctrl-C all of them begin again.
         """
         if not self._requests:
-            return []
+            return self._hand_out()
         self.events.step += 1
         timer = StepTimer(self.events)
         plan = self.scheduler.schedule()  # 1  who gets how many tokens; asks 2 for hits and blocks
@@ -281,7 +300,7 @@ class Engine:
         timer.lap("step.scheduled", "scheduling")
         if not plan:  # everybody waits for the disk
             self.kv.wait_for_loads()
-            return []
+            return self._hand_out()
         try:
             batch = self.kv.prepare(plan)  # 2  slot of every token
             timer.lap("step.prepared", "kv")
@@ -294,16 +313,13 @@ class Engine:
             timer.lap("step.sampled", "decode")
         except Exception as error:
             return self._fail_step(plan, error)
-        except BaseException:  # Ctrl-C: as if the step had not been
-            self.scheduler.undo(plan)
-            raise
         self.scheduler.advance(plan)
-        outputs = self._postprocess(plan, batch, tokens)  # 5  text, stops; frees what is done
+        self._postprocess(plan, batch, tokens)  # 5  text, stops; frees what is done
         self.kv.store(plan, batch)
         timer.lap("step.postprocessed", "postprocessing")
         if self.config.debug:
             check_invariants(self.kv, (*self.scheduler.running, *self.scheduler.waiting))
-        return outputs
+        return self._hand_out()
 
     def _sample_rows(self, batch: StepInput) -> list[SampleRow]:
         """One draw for each request that has caught up; n draws from one row before a fork."""
@@ -322,27 +338,24 @@ class Engine:
             scored = prompt_logprobs(logits[rows.start : rows.stop], following, k)
             self.postprocessor.add_prompt_logprobs(request.group, scored)
 
-    def _postprocess(
-        self, plan: SchedulePlan, batch: StepInput, tokens: Sequence[Sampled]
-    ) -> list[RequestOutput]:
+    def _postprocess(self, plan: SchedulePlan, batch: StepInput, tokens: Sequence[Sampled]) -> None:
         queue = iter(tokens)
         now = self.events.clock()
         for entry in plan.scheduled:
             metrics = entry.request.group.metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
-        touched: dict[str, Request] = {}
+        touched = {entry.request.group: entry.request for entry, _ in batch.sampled}
         for entry, _ in batch.sampled:
-            request = entry.request
-            touched[request.group.request_id] = request
+            self._replying = request = entry.request
             for sequence in [request, *self._fork_pending(request)]:
                 sampled = next(queue)
                 if sampled.error is not None:
                     self.kv.withdraw(sequence)
                 if self.postprocessor.accept(sequence, sampled):
                     self.scheduler.finish(sequence)
-        outputs = (self._output(request) for request in touched.values())
-        return [output for output in outputs if output is not None]
+        self._replying = None
+        self._report(touched.values())
 
     def _fork_pending(self, request: Request) -> list[Request]:
         """The prompt is computed: make the other n − 1 sequences, on the same blocks."""
@@ -371,14 +384,47 @@ class Engine:
     def _fail_step(self, plan: SchedulePlan, error: Exception) -> list[RequestOutput]:
         self.scheduler.take_back(plan)
         reason = f"{type(error).__name__}: {error}"
-        groups = {entry.request.group.request_id: entry.request for entry in plan.scheduled}
+        groups = {entry.request.group: entry.request for entry in plan.scheduled}
         for request in groups.values():
-            request.group.n = len(self.postprocessor.sequences(request.group))
-            for sequence in self.postprocessor.sequences(request.group):
+            self._end_all(request, "error", reason)
+        self._report(groups.values())
+        return self._hand_out()
+
+    def _begin_again(self, error: BaseException) -> None:
+        """A step was interrupted. Whose reply it was writing ends, the others begin again.
+
+        They draw the same tokens: a draw's noise depends on its seed and its place alone.
+        """
+        opened = list(self._requests.values())
+        sequences = [s for r in opened for s in self.postprocessor.sequences(r.group)]
+        self.scheduler.restart(s for s in sequences if not s.finished)
+        if self._replying is not None:
+            for sequence in self.postprocessor.sequences(self._replying.group):
                 if not sequence.finished:
-                    self._end(sequence, "error", reason)
-        outputs = [self._output(request) for request in groups.values()]
-        return [output for output in outputs if output is not None]
+                    self.postprocessor.fail(sequence, error)
+            self._end_all(self._replying, "error")
+            self._replying = None
+        self._report(r for r in opened if self.postprocessor.finished(r.group))
+
+    def _end_all(self, request: Request, reason: str, stop_reason: str | None = None) -> None:
+        """End every sequence of a request that has not ended, and those still to be forked."""
+        request.forks_pending = 0
+        sequences = self.postprocessor.sequences(request.group)
+        request.group.n = len(sequences)
+        for sequence in sequences:
+            if not sequence.finished:
+                self._end(sequence, reason, stop_reason)
+
+    def _report(self, requests: Iterable[Request]) -> None:
+        """Collect what their callers get to see."""
+        for request in requests:
+            output = self._output(request)
+            if output is not None:
+                self._outputs.append(output)
+
+    def _hand_out(self) -> list[RequestOutput]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _end(self, sequence: Request, reason: str, stop_reason: str | None = None) -> None:
         self.postprocessor.end(sequence, reason, stop_reason)

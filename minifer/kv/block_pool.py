@@ -95,6 +95,14 @@ class BlockPool:
         if self._events and freed:
             self._events.emit("kv", "kv.block_freed", request_id, blocks=freed)
 
+    def reset(self) -> None:
+        """All blocks are free, and none can be found: nobody knows what they hold."""
+        for block in self.blocks:
+            block.ref_count, block.key = 0, None
+        self.free_queue = OrderedDict((block.block_id, None) for block in self.blocks)
+        self.index = type(self.index)()
+        self._lose(self.free_queue)
+
     def publish(self, block_id: int, key: PrefixKey, previous: int | None) -> bool:
         """Let others find this block under `key`; False when an equal one is there already."""
         if not self.index.insert(key, block_id, previous):

@@ -13,7 +13,7 @@ from minifer.kv.prefix_key import PrefixKey, same_prefix
 
 
 class PrefixIndex(Protocol):
-    """A map from prefixes to block ids."""
+    """A map from prefixes to block ids; made empty, without arguments."""
 
     def match(self, keys: Sequence[PrefixKey]) -> list[int]:
         """Blocks of the longest run of `keys`, from the first on, that is cached."""

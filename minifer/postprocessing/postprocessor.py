@@ -68,10 +68,18 @@ class Postprocessor:
     def end(self, request: Request, reason: str, stop_reason: str | None = None) -> None:
         """End a sequence from outside: an abort, or an error of the step."""
         sequence = self._of(request)
+        if sequence.finish_reason is not None:
+            return
         try:
             sequence.end(reason, stop_reason)
         except Exception as error:
             sequence.fail(error)
+        self._ended(sequence)
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """End a sequence that was interrupted in the middle of a token, whatever it had become."""
+        sequence = self._of(request)
+        sequence.fail(error)
         self._ended(sequence)
 
     def add_prompt_logprobs(self, group: RequestGroup, scored: Iterable[TokenLogprobs]) -> None:
@@ -84,7 +92,7 @@ class Postprocessor:
         The last sequence to finish takes the group with it.
         """
         sequences = self._groups[group]
-        finished = self._finished(group)
+        finished = self.finished(group)
         kind = sequences[0].request.params.output_kind
         if kind is OutputKind.FINAL_ONLY and not finished:
             return None
@@ -106,7 +114,7 @@ class Postprocessor:
             metrics=replace(group.metrics),
         )
 
-    def _finished(self, group: RequestGroup) -> bool:
+    def finished(self, group: RequestGroup) -> bool:
         """Have all n sequences been forked, and come to their end?"""
         sequences = self._groups[group]
         return len(sequences) == group.n and all(s.finish_reason is not None for s in sequences)
@@ -124,7 +132,7 @@ class Postprocessor:
         if sequence.finish_reason is None:
             return False
         request = sequence.request
-        if self._finished(request.group):
+        if self.finished(request.group):
             request.group.metrics.finished_time = self._events.clock()
         if self._events:
             self._events.emit(

@@ -8,7 +8,7 @@ answers to one question: how many new tokens for this request?
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from minifer.config import EngineConfig
 from minifer.events import EventBus
@@ -235,10 +235,24 @@ class Scheduler:
         for entry in plan.scheduled:
             self.kv.take_back(entry.allocation)
 
-    def undo(self, plan: SchedulePlan) -> None:
-        """The step was not computed, but its requests go on: all of them begin again."""
-        for entry in reversed(plan.scheduled):
-            self._preempt(entry.request, plan)
+    def restart(self, requests: Iterable[Request]) -> None:
+        """A step was interrupted, wherever it was: these requests, all there are, begin again.
+
+        Interrupted inside of it, even the books may be wrong, so they are begun again as well. What
+        was cached on the device is lost, what the tiers hold is not.
+        """
+        self.kv.pool.reset()
+        self.running, self.loading, self.waiting = [], [], self._make_policy()
+        for request in sorted(requests, key=lambda r: (r.arrival, r.index)):
+            request.block_table, request.num_published_blocks = [], 0
+            request.num_computed_tokens = 0
+            if request.status is RequestStatus.RUNNING:
+                request.num_preemptions += 1
+                if self._events:
+                    self._events.emit("scheduling", "request.preempted", request.request_id)
+            request.status = RequestStatus.WAITING
+            self.kv.forget(request)
+            self.waiting.add(request)
 
 
 def _seats(request: Request) -> int:

@@ -103,7 +103,8 @@ class TiersMachine(RuleBasedStateMachine):
     @rule()
     def a_step_is_undone(self):
         """Ctrl-C in the middle of a step: its requests go on, from the queue."""
-        self.d.scheduler.undo(self.d.scheduler.schedule())
+        self.d.scheduler.schedule()
+        self.d.scheduler.restart([r for r in self.d.requests if not r.finished])
 
     @precondition(lambda self: self.open())
     @rule()
