@@ -111,4 +111,5 @@ def _matrix(model: str, as_json: bool) -> int:
         print(json.dumps(matrix.to_dict(), indent=2, ensure_ascii=False))
     else:
         print(matrix.table())
+        print("\n● caught, · silent, ✕ of no use: it raised an alarm without a fault too")
     return 1 if matrix.missed else 0

@@ -93,8 +93,9 @@ FAULTS = (
         name="one-byte-hash",
         title="A short hash, believed",
         mechanism="A hash only suggests that two blocks are equal. Cut to one byte, and with the "
-        "tokens not compared, one look-up in a few finds a stranger's block. With 64 bits the "
-        "same happens to one in billions, which a large service reaches.",
+        "tokens not compared, one look-up in a few finds a stranger's block. Of five "
+        "billion blocks with hashes of 64 bits two share one with even odds, and whoever knows the "
+        "function can make such a pair.",
         symptom="Replies that begin in the middle of somebody else's conversation.",
         sources=(
             github("openvinotoolkit/openvino.genai", 3722, "a hit is not compared with its tokens"),
