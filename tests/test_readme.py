@@ -108,6 +108,19 @@ def test_the_table_of_cases_names_every_test_and_no_other():
         assert files or number not in found
 
 
+def test_the_table_of_production_faults_names_every_test_and_no_other():
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([FKD]-\d\d) \|.*\| ([^|]*) \|$", text, re.MULTILINE)
+    table = {name: set(re.findall(r"\[`([\w.]+)`\]", cell)) for name, cell in rows}
+    found: dict[str, set[str]] = {}
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        source = file.read_text(encoding="utf-8")
+        for test in re.findall(r"^\s*(?:async )?def (test_\w+)", source, re.MULTILINE):
+            for letter, number in re.findall(r"_([fkd])(\d\d)(?=_)", test):
+                found.setdefault(f"{letter.upper()}-{number}", set()).add(file.name)
+    assert table == found
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "tests/README.md"])
 def test_links_inside_the_repository_resolve(name):
     file = ROOT / name
