@@ -15,7 +15,7 @@ from minifer.exclusive import one_at_a_time
 from minifer.execution.fingerprint import kv_namespace
 from minifer.execution.grammar import GrammarCompiler
 from minifer.execution.runner import ModelRunner, Runner, num_kv_blocks
-from minifer.execution.sampler import Sampled, Sampler, SampleRow, prompt_logprobs
+from minifer.execution.sampler import NON_FINITE, Sampled, Sampler, SampleRow, prompt_logprobs
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
 from minifer.kv.shadow import ShadowKV
@@ -23,7 +23,7 @@ from minifer.kv.step_input import StepInput
 from minifer.kv.tiers.opening import open_tiers
 from minifer.kv.tiers.tiers import KVTiers
 from minifer.outputs import RequestGroup, RequestOutput
-from minifer.postprocessing.hooks import TokenHook, check_hooks, copy_hooks
+from minifer.postprocessing.hooks import TokenHook, check_hooks
 from minifer.postprocessing.postprocessor import Postprocessor
 from minifer.request import MAX_SEED, Request, RequestStatus, SamplingParams
 from minifer.sampling_params import as_params, is_text
@@ -39,14 +39,12 @@ _Step = Callable[["Engine"], list[RequestOutput]]
 
 
 def _or_begin_again(step: _Step) -> _Step:
-    """An interruption (Ctrl-C) may come anywhere in a step: what it tore is put in order."""
+    """Whatever leaves a step by an exception, Ctrl-C above all, may have torn it anywhere."""
 
     @functools.wraps(step)
     def call(self: Engine) -> list[RequestOutput]:
         try:
             return step(self)
-        except Exception:  # a fault of the engine: it is to be seen
-            raise
         except BaseException as error:
             self._begin_again(error)
             raise
@@ -184,8 +182,6 @@ class Engine:
         self._check_new("request_id", request_id)
         params = self.default_params if params is None else as_params(params)
         hooks = check_hooks(hooks)
-        if params.n > 1:
-            copy_hooks(hooks)  # refused now, not when the prompt is computed
         text = prompt if isinstance(prompt, str) else None
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, this engine has none")
@@ -246,7 +242,7 @@ class Engine:
             raise ValueError(
                 f"{name} must be a non-empty string of valid Unicode, got {request_id!r}"
             )
-        if request_id in self._requests:
+        if request_id in self._requests or any(o.request_id == request_id for o in self._outputs):
             raise ValueError(f"{name} must be new, {request_id!r} is still running")
 
     def _encode(self, text: str) -> list[int]:
@@ -262,6 +258,7 @@ class Engine:
 
         Its sequences finish with `finish_reason="abort"` and keep what they have.
         """
+        self._outputs = [o for o in self._outputs if o.request_id != request_id]
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -350,7 +347,7 @@ class Engine:
             self._replying = request = entry.request
             for sequence in [request, *self._fork_pending(request)]:
                 sampled = next(queue)
-                if sampled.error is not None:
+                if sampled.error in NON_FINITE:
                     self.kv.withdraw(sequence)
                 if self.postprocessor.accept(sequence, sampled):
                     self.scheduler.finish(sequence)

@@ -33,7 +33,10 @@ class Postprocessor:
         self._pieces: dict[int, str] = {}  # text of single tokens, for logprobs
 
     def open(self, request: Request, hooks: Sequence[TokenHook] = ()) -> None:
-        """Begin with a request's first sequence. hooks: the caller's; guards come after them."""
+        """Begin with a request's first sequence. hooks: the caller's; guards come after them.
+
+        Raises `ValueError` for hooks that cannot be copied for each of n sequences.
+        """
         hooks = [*hooks, *self.guards.of(request)]
         self._groups[request.group] = [SequenceOutput(request, self._decode, hooks)]
 

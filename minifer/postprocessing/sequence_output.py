@@ -34,6 +34,8 @@ class SequenceOutput:
         params = request.params
         self.request = request
         self.hooks = list(hooks)
+        # Copied now: what cannot be copied is refused before anything has run.
+        self._hooks_of_forks = [copy_hooks(hooks) for _ in range(request.forks_pending)]
         self.text = ""
         self.logprobs: list[TokenLogprobs] = []
         self.cumulative_logprob = 0.0
@@ -53,7 +55,8 @@ class SequenceOutput:
         """An independent copy that continues as `child`."""
         new = copy.copy(self)
         new.request = child
-        new.hooks = copy_hooks(self.hooks)
+        new.hooks = self._hooks_of_forks.pop() if self._hooks_of_forks else copy_hooks(self.hooks)
+        new._hooks_of_forks = []
         new.logprobs = list(self.logprobs)
         new.detokenizer, new.stops = copy.copy(self.detokenizer), copy.copy(self.stops)
         new.num_sent_tokens = new.num_sent_characters = 0

@@ -113,3 +113,81 @@ def test_a_reply_that_is_interrupted_ends_and_no_other(n):
         expected = reference_generate(tiny_model(), prompts[name], 8)
         assert last[name].outputs[0].token_ids == expected
         assert last[name].outputs[0].finish_reason == "length"
+
+
+def test_what_an_interrupted_step_had_to_say_is_said_later(monkeypatch):
+    """Ctrl-C after the replies were written: they come with the next step, or end with `abort`."""
+    engine = tiny_engine()
+    for name in "ab":
+        engine.add_request(name, [3, 1, 4], GREEDY.with_(max_tokens=1))
+    interrupt_after(monkeypatch, engine, "kv.store", 1)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.has_unfinished_requests
+    with pytest.raises(ValueError, match="request_id must be new"):
+        engine.add_request("a", [3, 1, 4], GREEDY)
+    assert engine.abort("b") is None  # it was done
+    (output,) = step_checked(engine)
+    assert (output.request_id, output.finished) == ("a", True)
+    assert not engine.has_unfinished_requests
+    engine.add_request("b", [3, 1, 4], GREEDY)
+
+
+@pytest.mark.parametrize("point", ["allocate", "store"])
+def test_a_fault_that_leaves_a_step_leaves_the_books_in_order(monkeypatch, point):
+    engine, prompt = tiny_engine(), list(range(12))
+    engine.add_request("x", prompt, GREEDY)
+    part = engine.kv
+    method = getattr(part, point)
+
+    def broken(*args, **kwargs):
+        method(*args, **kwargs)
+        raise MemoryError
+
+    monkeypatch.setattr(part, point, broken)
+    with pytest.raises(MemoryError):
+        engine.step()
+    monkeypatch.undo()
+    check_engine(engine)
+    last = {o.request_id: o for _ in range(12) for o in step_checked(engine)}
+    assert last["x"].outputs[0].token_ids == reference_generate(tiny_model(), prompt, 8)
+
+
+def test_wishes_that_leave_no_token_cost_nobody_the_prefix():
+    """It is the caller's mistake: the blocks it shares hold sound numbers."""
+    engine, prompt = tiny_engine(), list(range(12))
+    engine.add_request("x", prompt, GREEDY)
+    while engine.has_unfinished_requests:
+        engine.step()
+    impossible = {"allowed_token_ids": [5], "min_tokens": 2, "stop_token_ids": [5]}
+    engine.add_request("y", prompt, GREEDY.with_(**impossible))
+    (output,) = step_checked(engine)
+    assert output.outputs[0].finish_reason == "error"
+    engine.add_request("z", prompt, GREEDY)
+    (output,) = step_checked(engine)
+    assert output.num_cached_tokens == 8
+
+
+class CopiedOnce:
+    """A hook that can be copied while the request is admitted, and not later."""
+
+    locked = False
+
+    def __deepcopy__(self, memo):
+        if self.locked:
+            raise RuntimeError("in use")
+        return self
+
+    def on_token(self, token_id, text):
+        return HookVerdict(text)
+
+    def on_finish(self, text):
+        return text
+
+
+def test_hooks_of_n_sequences_are_copied_at_the_door():
+    engine, hook = tiny_engine(), CopiedOnce()
+    engine.add_request("x", [1, 2], SamplingParams(n=3, max_tokens=2, seed=0), hooks=[hook])
+    hook.locked = True
+    last = {o.request_id: o for _ in range(3) for o in step_checked(engine)}
+    assert [c.finish_reason for c in last["x"].outputs] == ["length"] * 3

@@ -55,7 +55,8 @@ class PeriodRuns:
     def __init__(self, max_period: int) -> None:
         self._max_period = max_period
         self._num_tokens = 0
-        self._places: dict[int, deque[int]] = {}  # token → where it stood, in the last max_period
+        self._last: deque[int] = deque()  # the newest token and max_period before it
+        self._places: dict[int, deque[int]] = {}  # token → where it stood among them
         self._runs: dict[int, int] = {}
 
     def push(self, token_id: int) -> dict[int, int]:
@@ -64,9 +65,13 @@ class PeriodRuns:
         A tail that repeats with period p and run r is p + r tokens long.
         """
         place = self._num_tokens
+        if place > self._max_period:
+            oldest = self._last.popleft()
+            self._places[oldest].popleft()
+            if not self._places[oldest]:
+                del self._places[oldest]
+        self._last.append(token_id)
         places = self._places.setdefault(token_id, deque())
-        while places and place - places[0] > self._max_period:
-            places.popleft()
         runs = self._runs
         self._runs = {place - old: runs.get(place - old, 0) + 1 for old in places}
         places.append(place)

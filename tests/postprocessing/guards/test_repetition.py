@@ -204,3 +204,11 @@ def test_the_callers_limits_know_no_exceptions() -> None:
 
 def test_nothing_is_watched_that_was_not_asked_for() -> None:
     assert requested_guards(SamplingParams(), lambda *_: None) == []
+
+
+def test_memory_does_not_grow_with_the_reply():
+    """A long reply of many different words: only the last ones are kept."""
+    runs = PeriodRuns(16)
+    for token in range(5000):
+        runs.push(token)
+    assert len(runs._places) == len(runs._last) == 17
