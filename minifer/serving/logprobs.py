@@ -5,6 +5,7 @@ JSON has no −∞: a token that could not be drawn has −9999.0, as at OpenAI 
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -80,13 +81,15 @@ class CompletionLogprobs:
     """The completions shape, for one choice, piece by piece.
 
     text_offset: where a token's text begins in the choice's text, in characters. Of a character
-    made of several tokens all begin where it begins.
+    made of several tokens all begin where it begins. Bytes that are no character show as U+FFFD,
+    one for each piece that could have begun one, and take as much room.
     start: where the first token begins; negative where the text lacks it (BOS).
     """
 
     def __init__(self, token_bytes: TokenBytes, start: int = 0) -> None:
         self._bytes = token_bytes
-        self._num_characters = start  # begun so far
+        self._num_characters = start  # whole ones so far
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(
         self,
@@ -124,11 +127,13 @@ class CompletionLogprobs:
         if skip_special_tokens and self._bytes.is_special(token_id):
             return max(0, self._num_characters)
         piece = self._bytes(token_id)
-        begun = sum(byte & 0xC0 != 0x80 for byte in piece)  # UTF-8: 10xxxxxx goes on
-        inside = bool(piece) and piece[0] & 0xC0 == 0x80
-        offset = max(0, self._num_characters - inside)
-        self._num_characters += begun
-        return offset
+        held = bool(self._decoder.getstate()[0])  # bytes of a character that is not whole
+        first, rest = self._decoder.decode(piece[:1]), self._decoder.decode(piece[1:])
+        goes_on = piece[:1] and piece[0] & 0xC0 == 0x80 and len(first) < 2  # UTF-8: 10xxxxxx
+        broken = held and piece and not goes_on  # what was held is a U+FFFD before this token
+        offset = self._num_characters + bool(broken)
+        self._num_characters += len(first) + len(rest)
+        return max(0, offset)
 
 
 def _by_text(position: TokenLogprobs) -> dict[str, float]:
