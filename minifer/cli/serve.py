@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.port < 65536:
         raise ValueError(f"--port must be in [0, 65536), got {arguments.port}")
     try:
-        from minifer.serving.run import bind, is_public, url_of
+        from minifer.serving.run import bind, is_public, listen, url_of
         from minifer.serving.run import run as serve
         from minifer.serving.settings import ServerSettings
     except ModuleNotFoundError as error:
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     with bind(arguments.host, arguments.port) as listener:
         llm, settings = _load(config, settings)
         with llm:
-            listener.listen(128)
+            listen(listener)
             _print_welcome(url_of(listener), settings)
             serve(llm, settings, listener)
     return 0

@@ -146,10 +146,9 @@ def _generate(
 
     async def endpoint(request: Request) -> Response:
         server = _server(request)
-        settings = server.settings
         with ExitStack() as stack:
             stack.enter_context(server.open_requests.seat())
-            body = await read_json(request, settings.max_body_bytes, settings.body_timeout)
+            body = await _read_body(request)
             response = await unless_gone(request.receive, handler(server, body, stack))
             if isinstance(response, EventStream):
                 response.resources = stack.pop_all()
@@ -161,12 +160,17 @@ def _generate(
 def _post(handler: Callable[[Server, Mapping[str, Any]], Awaitable[Response]]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         server = _server(request)
-        settings = server.settings
         with server.open_requests.seat():
-            body = await read_json(request, settings.max_body_bytes, settings.body_timeout)
-            return await handler(server, body)
+            return await handler(server, await _read_body(request))
 
     return endpoint
+
+
+async def _read_body(request: Request) -> dict[str, Any]:
+    server = _server(request)
+    async with server.open_requests.arriving():
+        settings = server.settings
+        return await read_json(request, settings.max_body_bytes, settings.body_timeout)
 
 
 async def _page(_: Request) -> Response:

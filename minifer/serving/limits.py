@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,17 +25,13 @@ class OpenRequests:
         self.limit = limit
         self.count = 0
         self.draining = False  # the server is going down
+        self._arriving: set[asyncio.Timeout] = set()
 
     @contextmanager
     def seat(self, count: int = 1) -> Iterator[None]:
         """Hold `count` places; `APIError` 429 with Retry-After when there are not so many."""
         if self.draining:
-            raise APIError(
-                503,
-                "the server is shutting down",
-                code="shutting_down",
-                headers={"Retry-After": "5"},
-            )
+            raise _shutting_down()
         if self.count + count > self.limit:
             raise APIError(
                 429,
@@ -47,6 +44,30 @@ class OpenRequests:
             yield
         finally:
             self.count -= count
+
+    @asynccontextmanager
+    async def arriving(self) -> AsyncIterator[None]:
+        """While a body is being read: `drain` ends it, with a 503. It may be a slow one."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._arriving.add(limit)
+                try:
+                    yield
+                finally:
+                    self._arriving.discard(limit)
+        except TimeoutError:
+            raise _shutting_down() from None
+
+    def drain(self) -> None:
+        """Let nobody in any more."""
+        self.draining = True
+        for limit in self._arriving:
+            limit.reschedule(0)
+
+
+def _shutting_down() -> APIError:
+    headers = {"Retry-After": "5"}
+    return APIError(503, "the server is shutting down", code="shutting_down", headers=headers)
 
 
 class RequireKey:

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any
 
@@ -29,7 +29,7 @@ def bind(host: str, port: int) -> socket.socket:
     Bound before the model is loaded, so that a port in use is known at once. Raises
     `RuntimeError` saying what is wrong and what to do.
     """
-    try:
+    with _explained(host, port):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -40,12 +40,24 @@ def bind(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
+    return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Let clients in; raises as `bind` does: another server may have been quicker meanwhile."""
+    with _explained(*listener.getsockname()[:2]):
+        listener.listen(128)
+
+
+@contextlib.contextmanager
+def _explained(host: str, port: int) -> Generator[None, None, None]:
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise RuntimeError(
             f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
         ) from error
-    return listener
 
 
 def url_of(listener: socket.socket) -> str:
@@ -103,14 +115,28 @@ class GracefulServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         server = self._server
-        server.open_requests.draining = True
+        server.open_requests.drain()
         server.hub.close()
         for listener in self.servers:
             listener.close()  # no new connections
-        deadline = time.monotonic() + server.settings.shutdown_timeout
-        while server.open_requests.count and not self.force_exit and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+        await self._wait(lambda: server.open_requests.count, server.settings.shutdown_timeout)
         if server.open_requests.count:
             server.llm.abort_all()
         self.force_exit = False  # the answers that this ends are on their way
+        await self._wait(self._num_served, CLOSING_SECONDS)
+        if self._num_served():  # clients that do not read
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
         await super().shutdown(sockets)
+
+    def _num_served(self) -> int:
+        """Requests and watchers, and answers that are not sent yet."""
+        transports = [connection.transport for connection in self.server_state.connections]
+        unsent = sum(transport.get_write_buffer_size() > 0 for transport in transports)
+        return self._server.open_requests.count + len(self._server.hub.subscribers) + unsent
+
+    async def _wait(self, busy: Callable[[], int], seconds: float) -> None:
+        """Until nobody is served any more, at most some seconds, or a second signal."""
+        deadline = time.monotonic() + seconds
+        while busy() and not self.force_exit and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)

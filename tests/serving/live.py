@@ -77,12 +77,18 @@ class Live:
         assert envelope["error"].keys() == {"message", "type", "param", "code"}
         return envelope["error"]
 
-    def connect(self, route: str, **body: Any) -> socket.socket:
-        """A request on a bare socket, for clients that behave badly."""
+    def connect(self, route: str, *, buffer: int = 0, **body: Any) -> socket.socket:
+        """A request on a bare socket, for clients that behave badly.
+
+        buffer: bytes that may wait there unread, about; 0: as the system has it.
+        """
         text = json.dumps(body).encode()
         host, port = self._listener_address
         head = f"POST {route} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        connection = socket.create_connection((host, port))
+        connection = socket.socket()
+        if buffer:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        connection.connect((host, port))
         connection.sendall(head.encode() + f"Content-Length: {len(text)}\r\n\r\n".encode() + text)
         return connection
 

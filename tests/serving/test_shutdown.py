@@ -21,7 +21,7 @@ from live import Live, live, until
 import minifer.serving.run as serving_run
 from minifer.cli import main
 from minifer.cli.serve import _DEFAULTS
-from minifer.serving.run import bind, is_public, url_of
+from minifer.serving.run import bind, is_public, listen, url_of
 from minifer.serving.settings import ServerSettings
 
 LONG = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
@@ -94,6 +94,29 @@ def test_a_watcher_of_events_does_not_hold_up_the_end():
         connection.close()
 
 
+def test_clients_that_do_not_write_or_read_do_not_hold_up_the_end(caplog, monkeypatch):
+    """Half a body gets a 503; a stream nobody reads is cut; there is no traceback."""
+    monkeypatch.setattr(serving_run, "CLOSING_SECONDS", 0.3)
+    with live() as server:
+        half = socket.create_connection(server._listener_address)
+        head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        half.sendall(f"{head}Content-Length: 500\r\n\r\n{{".encode())
+        until(lambda: server.server.open_requests.count == 1)
+        server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        deaf = server.connect("/v1/completions", buffer=4096, **LONG, stream=True, logprobs=20)
+        until(lambda: server.llm.engine.scheduler.running)
+        until(lambda: not server.llm.engine.has_unfinished_requests)
+        assert server.server.open_requests.count == 2  # it is made, not sent
+        monkeypatch.setattr(server.server, "settings", ServerSettings(shutdown_timeout=0.3))
+        server.uvicorn.should_exit = True
+        assert b" 503 " in half.recv(4096)
+        server.thread.join(20)
+        assert not server.thread.is_alive()
+        server.wait_until_idle()
+        deaf.close()
+    assert not caplog.records
+
+
 @contextmanager
 def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`minifer serve` and its address."""
@@ -162,6 +185,13 @@ def test_a_port_in_use_is_one_sentence(capsys):
         assert main(["serve", "--model", "minifer-tiny", "--port", port]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "in use" in error and "--port" in error
+
+
+def test_a_port_taken_while_the_model_loads_is_one_sentence():
+    with bind("127.0.0.1", 0) as slow, bind("127.0.0.1", slow.getsockname()[1]) as quick:
+        listen(quick)
+        with pytest.raises(RuntimeError, match=r"in use.*--port"):
+            listen(slow)
 
 
 BAD_USAGE = [
