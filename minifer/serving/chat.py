@@ -106,7 +106,12 @@ class _Call:
 
     def _read_max_tokens(self) -> int | None:
         """As many as fit unless the request says otherwise; OpenAI has two names for it."""
-        given = {self.fields.get(name) for name in ("max_tokens", "max_completion_tokens")} - {None}
+        names = ("max_tokens", "max_completion_tokens")
+        given = {self.fields[name] for name in names if name in self.fields}
+        for name in names:
+            if (value := self.fields.get(name, 1)) < 1:
+                message = f"{name} must be an integer of at least 1, got {value}"
+                raise APIError(400, message, param=name)
         if len(given) > 1:
             raise APIError(
                 400,

@@ -49,7 +49,12 @@ def render_prompt(
         if name in RESERVED or not name.isidentifier():
             message = f"chat_template_kwargs must not set {name!r:.60}"
             raise APIError(400, message, param="chat_template_kwargs")
-    if "tools" not in (tokenizer.chat_template or ""):
+    template = tokenizer.chat_template or ""
+    if "developer" not in template:  # OpenAI's newer name of the system's role; templates drop it
+        messages = [
+            {**one, "role": "system"} if one.get("role") == "developer" else one for one in messages
+        ]
+    if "tools" not in template:
         messages, tools = spell_out_tools(messages, tools), ()
     return tokenizer.render_chat(
         messages,
@@ -108,6 +113,9 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             value = message.get(name)
             if value is not None and not isinstance(value, kind):
                 _refuse(f"messages[{i}].{name}", f"a {kind.__name__}", value)
+        if message.get("role") == "function" or message.get("function_call") is not None:
+            what = "of tools: tool_calls, answered by role tool (functions are OpenAI's old name)"
+            _refuse(f"messages[{i}]", what, message)
         content = message.get("content")
         if isinstance(content, list):
             for j, part in enumerate(content):

@@ -94,12 +94,13 @@ class Generation:
             error.param = next((name for name in forms if name in fields), None)
             return
         longest, limits = max(map(len, self.prompts)), self.server.llm.engine.limits
-        if longest > limits.max_prompt_len:
+        if error.message.startswith(("the prompt", "prompt_token_ids")):
             error.param = "messages" if "messages" in fields else "prompt"
-        elif longest + (self.params.max_tokens or 1) > limits.max_model_len:
-            error.param = "max_tokens"
-        else:
-            return
+        if longest <= limits.max_prompt_len:
+            if longest + (self.params.max_tokens or 1) <= limits.max_model_len:
+                return
+            names = ("max_completion_tokens", "max_tokens")
+            error.param = next((name for name in names if name in fields), "max_tokens")
         error.code = "context_length_exceeded"
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
@@ -142,7 +143,10 @@ class Generation:
 
 
 def _failure(reason: str) -> APIError:
-    if reason in UNDRAWABLE:
+    # A grammar may compile and be too large further on; a token it forbids is the engine's fault.
+    too_large = reason.startswith("ValueError: structured.") and "satisfy" not in reason
+    if reason in UNDRAWABLE or too_large:
+        reason = reason.removeprefix("ValueError: ")
         return APIError(400, f"this request cannot be answered: {reason}", code="undrawable")
     return APIError(500, f"the engine failed on this request: {reason}", code="request_failed")
 
@@ -177,5 +181,5 @@ def check_stream_options(fields: Mapping[str, Any]) -> bool:
 
 async def in_thread(function: Any, *arguments: Any, **options: Any) -> Any:
     """Tokenise or render off the event loop; a `ValueError` is the caller's fault."""
-    with refusals(("messages", "prompt", "tools")):
+    with refusals(("messages", "prompt", "tools", "continue_final_message")):
         return await asyncio.to_thread(function, *arguments, **options)

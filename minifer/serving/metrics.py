@@ -64,6 +64,10 @@ class ServerMetrics:
         own = [*self._histograms.values(), self._prompt_tokens, self._generation_tokens]
         for metric in [*own, self._success, EngineCollector(llm.engine, model_name)]:
             self.registry.register(metric)  # type: ignore[arg-type]
+        for metric in own:  # a counter that begins with its first event hides that one from rate()
+            metric.labels(model_name)
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(model_name, reason)
         llm.on_step = lambda tokens: self.observe("iteration_tokens_total", tokens)
 
     def observe(self, name: str, value: float | None) -> None:

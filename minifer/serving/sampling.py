@@ -11,6 +11,8 @@ from minifer.serving.fields import SAMPLING
 from minifer.structured_output import StructuredOutput
 
 _FORMATS = {"text": {"type"}, "json_object": {"type"}, "json_schema": {"type", "json_schema"}}
+# Of all strings of a field together: each character costs memory, and time before the first step.
+MAX_CHARACTERS = 16_384
 _SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
 
@@ -36,6 +38,10 @@ def sampling_params(
             field = "top_logprobs" if name == "logprobs" and "top_logprobs" in fields else name
             message = f"{field} must be in [0, {max_logprobs}] on this server, got {asked}"
             raise APIError(400, message, param=field)
+    for name in ("stop", "bad_words"):
+        if (size := sum(map(len, values.get(name, ())))) > MAX_CHARACTERS:
+            message = f"{name} must be at most {MAX_CHARACTERS} characters in all, got {size}"
+            raise APIError(400, message, param=name)
     if structured is not None:
         values["structured"] = structured
     with refusals(fields):

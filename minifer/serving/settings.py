@@ -38,10 +38,17 @@ class ServerSettings:
         _check("max_logprobs", self.max_logprobs, int, -1, "an integer of at least -1")
         for name in ("body_timeout", "shutdown_timeout"):
             _check(name, getattr(self, name), (int, float), 0, "at least 0 seconds")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
-            raise ValueError("api_key must be printable ASCII and not empty")
+        if self.api_key is not None and not _is_key(self.api_key):
+            raise ValueError(
+                "api_key must be printable ASCII, not empty, and not begin or end with a blank"
+            )
         if self.served_model_name == "":
             raise ValueError("served_model_name must not be empty")
+
+
+def _is_key(key: str) -> bool:
+    """Could it be sent? A header holds neither line ends nor blanks at its ends."""
+    return key.isascii() and key.isprintable() and 0 < len(key) == len(key.strip())
 
 
 def _check(name: str, value: Any, kind: Any, low: float, rule: str) -> None:

@@ -84,7 +84,8 @@ class EventStream(Response):
             start = {"type": "http.response.start", "status": self.status_code}
             await send(start | {"headers": self.raw_headers})
             try:
-                await unless_gone(receive, self._send_all(send))
+                if scope["method"] != "HEAD":  # which has no body to wait for
+                    await unless_gone(receive, self._send_all(send))
             except ClientDisconnect:
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})

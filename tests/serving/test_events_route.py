@@ -111,6 +111,13 @@ def test_a_subscriber_that_leaves_is_forgotten(server: Live):
     until(lambda: not server.llm.engine.events)
 
 
+def test_asking_for_the_head_of_a_stream_does_not_keep_it_open(server: Live):
+    response = server.http.head("/events", params={"request_id": "x"}, timeout=5)
+    assert response.status_code == 200 and not response.content
+    assert response.headers["content-type"].startswith("text/event-stream")
+    until(lambda: not server.server.hub.subscribers)
+
+
 def test_a_request_that_never_comes_does_not_keep_the_stream_for_ever(server: Live, monkeypatch):
     monkeypatch.setattr(event_stream, "PING_SECONDS", 0.02)
     monkeypatch.setattr(event_stream, "IDLE_SECONDS", 0.1)

@@ -90,6 +90,15 @@ def test_logprobs_and_n_have_limits(small: Live):
     assert small.refusal(prompt="a", n=10**15)["param"] == "n"
 
 
+@pytest.mark.parametrize("field", ["stop", "bad_words"])
+def test_long_lists_of_strings_are_refused(server: Live, field: str):
+    """A million characters of stop strings are an automaton of a million states."""
+    for value in (["ab"] * 10_000, ["a" * 20_000]):
+        error = server.refusal(prompt="a", **{field: value})
+        assert error["param"] == field and "20000" in error["message"]
+    assert server.complete("a", max_tokens=1, **{field: ["z" * 100] * 100})
+
+
 @pytest.fixture(scope="module")
 def locked():
     with live(api_key="sk-secret") as server:
@@ -172,6 +181,8 @@ BAD_SETTINGS = [
     {"shutdown_timeout": -1},
     {"api_key": ""},
     {"api_key": "schlüssel"},
+    {"api_key": "two\nlines"},
+    {"api_key": " blank"},
     {"served_model_name": ""},
 ]
 

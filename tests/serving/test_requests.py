@@ -111,6 +111,20 @@ def test_offsets_of_characters_made_of_several_tokens(server: Live):
     assert logprobs["text_offset"] == [0, 0, 1, 1, 1, 1, 2]
 
 
+BROKEN = [[240, 159, 142, 97], [159, 142, 97, 240], [224, 128, 97], [240, 240, 195, 169], [195, 97]]
+
+
+@pytest.mark.parametrize("ids", BROKEN)
+def test_offsets_where_bytes_are_no_characters(server: Live, ids: list[int]):
+    """Python's own decoder is the truth; bytes that are no character show as U+FFFD."""
+    choice = server.complete(ids, max_tokens=0, echo=True, logprobs=0)["choices"][0]
+    assert choice["text"] == bytes(ids).decode(errors="replace")
+    for position, offset in enumerate(choice["logprobs"]["text_offset"]):
+        before = bytes(ids[:position]).decode(errors="replace")
+        through = bytes(ids[: position + 1]).decode(errors="replace")
+        assert offset == len(before) - (len(through) == len(before))
+
+
 def test_a_mask_does_not_make_json_infinite(server: Live):
     """Logprobs are of the raw logits; a token that cannot be drawn is −9999 at the lowest."""
     response = server.post(
@@ -231,6 +245,39 @@ def test_max_tokens_has_two_names_in_a_chat(server: Live):
         assert reply["usage"]["completion_tokens"] == 3
     both = {"max_tokens": 3, "max_completion_tokens": 4}
     assert server.refusal(CHAT, messages=user("hi"), **both)["param"] == "max_completion_tokens"
+
+
+def test_a_refusal_names_the_field_that_was_sent(server: Live):
+    chat = {"messages": user("hi")}
+    for value in (0, -1, 5000):
+        error = server.refusal(CHAT, **chat, max_completion_tokens=value)
+        assert error["param"] == "max_completion_tokens"
+        assert server.refusal(CHAT, **chat, max_tokens=value)["param"] == "max_tokens"
+    assert server.refusal(prompt=[[97], []])["param"] == "prompt"
+    assert server.refusal(prompt=[10**9])["param"] == "prompt"
+    error = server.refusal(CHAT, **chat, continue_final_message=True)
+    assert error["param"] == "continue_final_message"
+
+
+def test_a_developers_message_is_the_systems(server: Live):
+    """A template that does not know OpenAI's newer name would drop it, or add a default system."""
+    texts = []
+    for role in ("developer", "system"):
+        messages = [{"role": role, "content": "Be brief."}, *user("hi")]
+        texts.append(server.post("/tokenize", messages=messages).json()["tokens"])
+    assert texts[0] == texts[1]
+
+
+FUNCTIONS = [
+    {"role": "function", "name": "f", "content": "1"},
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+]
+
+
+@pytest.mark.parametrize("message", FUNCTIONS)
+def test_openais_old_functions_are_refused_not_dropped(server: Live, message):
+    error = server.refusal(CHAT, messages=[*user("hi"), message])
+    assert error["param"] == "messages[1]" and "tool" in error["message"]
 
 
 def test_a_request_id_of_ones_own(server: Live):

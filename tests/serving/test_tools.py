@@ -211,6 +211,15 @@ def test_case_121_a_bad_form_is_a_400(server: Live, form):
     assert server.complete("a", max_tokens=1)
 
 
+def test_case_121_a_form_that_grows_too_large_on_the_way_is_a_400(server: Live):
+    """It compiles; llguidance gives up at the first property's name."""
+    names = {f"p{i}": {"type": "string"} for i in range(2000)}
+    form = {"structured_outputs": {"json": {"type": "object", "properties": names}}}
+    error = server.refusal(prompt="a", max_tokens=9, temperature=0, **form)
+    assert "structured.json" in error["message"] and error["code"] == "undrawable"
+    assert server.complete("a", max_tokens=1)
+
+
 # -- what a reply is made of
 
 
