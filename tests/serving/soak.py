@@ -30,13 +30,15 @@ SCHEMA = {
 
 @dataclass
 class Result:
-    """What came back for one request. status: 0 when the client hung up."""
+    """What came back for one request. status: 0 when the client hung up. refused: how often the
+    server was full."""
 
     number: int
     status: int = 0
     texts: list[str] = field(default_factory=list)
     finish_reasons: list[str | None] = field(default_factory=list)
     error: str | None = None
+    refused: int = 0
 
 
 def make_body(number: int, model: str) -> tuple[str, dict[str, Any]]:
@@ -106,11 +108,11 @@ async def _one(client: httpx.AsyncClient, number: int, model: str) -> Result:
     try:
         patience = rng.uniform(0, 0.5) if hangs_up(number) else None
         async with asyncio.timeout(patience):
-            while True:
-                await _send(client, route, body, result)
-                if result.status != 429:
-                    break
+            await _send(client, route, body, result)
+            while result.status == 429:
+                result.refused, result.error = result.refused + 1, None
                 await asyncio.sleep(0.2)
+                await _send(client, route, body, result)
     except TimeoutError:
         result.status = 0
     return result

@@ -135,6 +135,7 @@ def soak(model: str, total: int, concurrency: int, *options: str) -> dict[str, f
         "requests": total,
         "completed": len(done),
         "hung up": len(left),
+        "answered 429 first": sum(r.refused > 0 for r in busy),
         "preemptions": preemptions,
         "greedy compared": len(greedy),
         "greedy different at a gap below 1e-3": different,
