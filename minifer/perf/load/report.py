@@ -28,12 +28,12 @@ def _overview(values: Mapping[str, float], slo: Mapping[str, float]) -> list[tup
     rows = [
         (
             "requests",
-            f"{values['completed']:g} completed, {values['failed']:g} failed in "
-            f"{values['seconds']:.2f} s; at most {values['max_in_flight']:g} in flight",
+            f"{values['completed']:.10g} completed, {values['failed']:.10g} failed in "
+            f"{values['seconds']:.2f} s; at most {values['max_in_flight']:.10g} in flight",
         ),
         (
             "tokens",
-            f"{values['prompt_tokens']:g} of prompts, {values['output_tokens']:g} generated"
+            f"{values['prompt_tokens']:.10g} of prompts, {values['output_tokens']:.10g} generated"
             + (
                 f", {values['tokens_per_chunk']:.3g} in a chunk"
                 if "tokens_per_chunk" in values

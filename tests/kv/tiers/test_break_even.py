@@ -54,6 +54,12 @@ def test_a_cpu_needs_almost_no_bandwidth():
     assert 0.005e9 < needed < 0.02e9
 
 
+def test_the_break_even_points_that_the_module_names():
+    llama = mooncake_break_even(989e12 / 2, 4096, 4, 8000)
+    smollm2 = mooncake_break_even(100e9, 576, 3, 1000, element_bytes=4)
+    assert (round(llama / 1e9), round(smollm2 / 1e9, 2)) == (4, 0.02)
+
+
 def test_a_rate_weighs_by_duration_and_forgets():
     rate = Rate()
     assert rate.value is None
