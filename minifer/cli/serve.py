@@ -131,7 +131,9 @@ def _load(config: EngineConfig, settings: Any) -> tuple[AsyncLLM, Any]:
 
 def _print_welcome(url: str, settings: Any) -> None:
     key = "-H 'Authorization: Bearer KEY' " if settings.api_key else ""
-    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    # Greedy: at OpenAI's default temperature of 1 a small model writes nonsense.
+    question = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"temperature": 0, "messages": [{question}]}}'
     print(
         f"minifer serves {settings.served_model_name} at {url}\n"
         f"  browser  {url}/\n"
