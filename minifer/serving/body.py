@@ -26,13 +26,17 @@ async def read_json(request: Request, max_bytes: int, timeout: float) -> dict[st
     max_bytes: a longer body is a 413, known from its Content-Length or, when it comes in chunks,
     as soon as it is too long. timeout: seconds for the whole body, then 408. Only
     `Content-Type: application/json` is read (415): a web page can send any other type to a server
-    on this machine without asking the browser for leave (CORS' "simple requests").
+    on this machine without asking the browser for leave (CORS' "simple requests"). A
+    compressed body is not read either.
 
     Raises `APIError`, and `ClientDisconnect` when the client goes away.
     """
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise APIError(415, f"Content-Type must be application/json, got {content_type!r}")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":  # a small body may unpack to a huge one
+        raise APIError(415, f"Content-Encoding must be identity, got {encoding!r:.40}")
     try:
         async with asyncio.timeout(timeout):
             body = await _read(request, max_bytes)

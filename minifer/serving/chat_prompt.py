@@ -114,8 +114,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             if value is not None and not isinstance(value, kind):
                 _refuse(f"messages[{i}].{name}", f"a {kind.__name__}", value)
         if message.get("role") == "function" or message.get("function_call") is not None:
-            what = "of tools: tool_calls, answered by role tool (functions are OpenAI's old name)"
-            _refuse(f"messages[{i}]", what, message)
+            rule = "one with tool_calls, or of role tool (functions are OpenAI's old form)"
+            _refuse(f"messages[{i}]", rule, message)
         content = message.get("content")
         if isinstance(content, list):
             for j, part in enumerate(content):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import time
 
@@ -68,6 +69,13 @@ def test_a_body_in_chunks_is_counted(small: Live):
     assert b" 413 " in connection.recv(4096)
     connection.close()
     small.wait_until_idle()
+
+
+def test_a_compressed_body_is_a_415(small: Live):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    body = gzip.compress(b'{"prompt": "a"}')
+    response = small.http.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == 415 and "gzip" in response.json()["error"]["message"]
 
 
 def test_a_body_that_does_not_come_is_a_408():
