@@ -22,6 +22,7 @@ from minifer.kv.tiers.block_file import BlockFormat, Bytes
 from minifer.kv.tiers.stats import TierStats
 
 LOW_WATERMARK = 0.9  # eviction goes on until this share of the limit is left
+RESCAN_SHARE = 0.05  # of the limit, written since we last saw what the others have written
 STALE_SECONDS = 60  # a temporary file this old has lost its writer
 _BLOCK_FILE = re.compile(r"([0-9a-f]{2})([0-9a-f]{2})[0-9a-f]{60}\.safetensors")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
@@ -31,7 +32,8 @@ _DIGEST_BYTES = 32  # a shorter digest may collide, and on disk nobody compares 
 class DiskTier:
     """aa/bb/aabb….safetensors below `folder`; only such names are ever read or deleted.
 
-    capacity: bytes of all block files, whoever wrote them. Raises `ValueError` when the folder
+    capacity: bytes of all block files, whoever wrote them; each process may overshoot it by 5 %,
+    because it looks at the others' files only so often. Raises `ValueError` when the folder
     cannot be made or the capacity holds not one block. After that no method raises `OSError`:
     a failed read is a miss, a failed write ends all writing, with a warning.
 
@@ -59,6 +61,7 @@ class DiskTier:
         self._stats = stats
         self._lock = threading.Lock()  # of the names
         self._sizes: dict[str, int] = {}
+        self._unscanned = 0  # bytes written since the folder was read
         self._unusable: set[str] = set()  # files that failed and could not be deleted
         self._scan()
 
@@ -165,6 +168,9 @@ class DiskTier:
         with self._lock:
             self._sizes[name] = len(content)
             self._unusable.discard(name)
+        self._unscanned += len(content)
+        if self._unscanned > RESCAN_SHARE * self.capacity:
+            self._scan()
         if self.num_bytes > self.capacity:
             self._evict()
         return True
@@ -188,6 +194,7 @@ class DiskTier:
 
     def _scan(self) -> list[tuple[int, str]]:
         """Read the folder's names again; returns (time of last use, name) of every block."""
+        self._unscanned = 0
         found: list[tuple[int, str]] = []
         sizes: dict[str, int] = {}
         stale = time.time() - STALE_SECONDS

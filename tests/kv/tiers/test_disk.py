@@ -439,3 +439,14 @@ def test_threads_share_a_tier(tmp_path):
             done.result()
     assert tier._stats.corrupt == 0 and isinstance(tier, DiskTier)
     assert make_chain((1,))[0] not in tier
+
+
+def test_the_limit_counts_what_other_processes_write(tmp_path):
+    """Two writers that opened the folder when it was empty share one limit."""
+    capacity = 100 * 1000
+    first, second = disk_tier(tmp_path, capacity), disk_tier(tmp_path, capacity)
+    for i in range(300):
+        for tier, (key,) in ((first, numbered(1, 2 * i)), (second, numbered(1, 2 * i + 1))):
+            assert tier.write(key, content(key))
+        used = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+        assert used <= 1.1 * capacity + 2000
