@@ -266,9 +266,10 @@ class AsyncLLM:
         farewell = EngineClosedError("the engine was closed before this request was finished")
         try:
             while self._obey():
-                self._hand_out(self.engine.step())
-                if self.on_step is not None:
+                outputs = self.engine.step()
+                if self.on_step is not None:  # before anybody can know that the step is over
                     self.on_step(self.engine.num_step_tokens)
+                self._hand_out(outputs)
         except BaseException as error:  # nobody may wait for a thread that is gone
             farewell = EngineClosedError(f"the engine stopped: {type(error).__name__}: {error}")
             with self._closing:

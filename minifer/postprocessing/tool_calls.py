@@ -240,36 +240,50 @@ def _check_tool(path: str, tool: Any) -> dict[str, Any]:
 
 
 def tool_choice_constraint(
-    tools: Any, tool_choice: Any, parallel: bool = True
+    tools: Any, tool_choice: Any, parallel: bool = True, reply: StructuredOutput | None = None
 ) -> StructuredOutput | None:
-    """The grammar that makes the model call, or None where it is free to.
+    """What the reply must look like, or None where the model is free.
 
     tool_choice: "none" and "auto" (also None) leave it free; "required" asks for at least one call
     of any tool, more with `parallel`; {"type": "function", "function": {"name": …}} for one call
-    of this tool. The grammar holds from the reply's first token, so there is no reasoning before.
+    of this tool. reply: the form of a reply that calls no tool. With "auto" and JSON the model has
+    the choice between the two; a regex, choice or grammar is taken to say it all. The form holds
+    from the reply's first token, so there is no reasoning before.
 
-    Raises `ValueError` for bad tools, another choice, or one that names no tool.
+    Raises `ValueError` for bad tools, another choice, one that names no tool, or a `reply` beside
+    a call that must be made.
     """
     checked = {tool["function"]["name"]: tool["function"] for tool in check_tools(tools)}
-    if tool_choice is None or tool_choice in ("none", "auto"):
-        return None
-    name = _chosen_name(tool_choice)
+    free = tool_choice is None or tool_choice == "auto"
+    if tool_choice == "none" or (free and (reply is None or not checked)):
+        return reply
+    if reply is not None and not free:
+        raise ValueError("tool_choice makes the model call, and another field says what it writes")
+    if reply is not None and reply.kind not in ("json", "json_object"):
+        return reply
+    name = None if free else _chosen_name(tool_choice)
     if name is not None and name not in checked:
         raise ValueError(f"tool_choice must name one of tools, got {name!r}")
     if not checked:
         raise ValueError('tool_choice "required" needs tools, got none')
     functions = list(checked.values()) if name is None else [checked[name]]
     more = ' ("\\n" call)*' if parallel and name is None else ""
-    rules = [f"start: call{more}", f'call: "{START}\\n" object "\\n{END}"']
+    rules = [f"start: {'reply | ' if reply else ''}call{more}"]
+    if reply is not None:
+        schema = {"type": "object"} if reply.json is None else json.loads(str(reply.json))
+        rules.append(f"reply: %json {_json_rule(schema)}")
+    rules.append(f'call: "{START}\\n" object "\\n{END}"')
     rules.append("object: " + " | ".join(f"tool_{i}" for i in range(len(functions))))
     for i, function in enumerate(functions):
         begin = json.dumps(f'{{"name": "{function["name"]}", "arguments": ')
-        schema = {
-            "x-guidance": {"whitespace_pattern": JSON_WHITESPACE},
-            **(function.get("parameters") or _NO_PARAMETERS),
-        }
-        rules.append(f'tool_{i}: {begin} %json {json.dumps(schema)} "}}"')
+        schema = function.get("parameters") or _NO_PARAMETERS
+        rules.append(f'tool_{i}: {begin} %json {_json_rule(schema)} "}}"')
     return StructuredOutput(grammar="\n".join(rules) + "\n")
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    """A schema as it stands in a grammar."""
+    return json.dumps({"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema})
 
 
 def _chosen_name(tool_choice: Any) -> str | None:

@@ -29,6 +29,7 @@ from minifer.serving.streaming import DONE, EventStream, event
 from minifer.structured_output import StructuredOutput
 
 if TYPE_CHECKING:
+    from minifer.engine import Engine
     from minifer.serving.app import Server
 
 # A piece of a stream without any of these would say nothing: all its text is held back.
@@ -85,16 +86,10 @@ class _Call:
             for name in ("tool_choice", "parallel_tool_calls"):
                 if name in fields and not self.tools and fields[name] != "none":
                     raise APIError(400, f"{name} needs tools", param=name)
-            forced = tool_choice_constraint(self.tools, choice, self.parallel)
+            form = tool_choice_constraint(self.tools, choice, self.parallel, structured)
         if choice == "none":
             self.tools = []
-        if forced is not None and structured is not None:
-            raise APIError(
-                400,
-                "tool_choice and response_format both say what the reply is",
-                param="tool_choice",
-            )
-        return structured if forced is None else forced
+        return form
 
     def _read_logprobs(self) -> int | None:
         k: int = self.fields.get("top_logprobs", 0)
@@ -130,7 +125,11 @@ class _Call:
         reason = tool_loop(self.messages) if fits and action != "off" else None
         if reason is None:
             return
-        await self.server.llm.call(lambda engine: engine.guard_trips.update(["tool_loop"]))
+
+        def trip(engine: Engine) -> None:
+            engine.postprocessor.guards.trip("tool_loop", reason, action, self.name)
+
+        await self.server.llm.call(trip)
         if action == "stop":
             raise APIError(
                 400, f"tool-call loop: {reason}", param="messages", code="tool_call_loop"

@@ -140,9 +140,13 @@ async def _stream(server: Server, subscriber: Subscriber) -> AsyncGenerator[byte
     while True:
         ended = subscriber.ended  # before the events are taken: none is left behind
         new = await subscriber.take()
-        if subscriber.num_lost:
-            yield f": {subscriber.num_lost} events lost\n\n".encode()
-            subscriber.num_lost = 0
+        if subscriber.num_lost and new:
+            count, subscriber.num_lost = subscriber.num_lost, 0
+            yield event(
+                Event(
+                    new[0].time, new[0].step, None, "engine", "events.lost", None, {"count": count}
+                ).to_dict()
+            )
         for one in new:
             yield event(one.to_dict())
         quiet = 0.0 if new else quiet + PING_SECONDS

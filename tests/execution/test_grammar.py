@@ -42,6 +42,7 @@ SCHEMA = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
+PERSON = {"name": "Ann", "age": 7, "tags": ["a"]}
 
 
 def engine(**options: object) -> Engine:
@@ -441,6 +442,27 @@ def test_a_named_call_is_of_that_tool_and_parallel_allows_more() -> None:
     scanner = ToolCallScanner()
     scanner.push(ask(many.with_(ignore_eos=True))[0].text)
     assert len(scanner.calls) >= 2
+
+
+@pytest.mark.parametrize("reply", [{"json": SCHEMA}, {"json_object": True}, {"json": {}}])
+def test_with_a_form_and_tools_the_model_may_answer_or_call(reply: dict) -> None:
+    """Tools on "auto" and a schema: JSON that follows it, or a call, and nothing else."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    structured = tool_choice_constraint(tools, "auto", True, StructuredOutput(**reply))
+    compiler = GrammarCompiler(byte_tokenizer(), 288)
+
+    def accepts(text: str) -> bool:
+        state = compiler.compile(structured)
+        for byte in text.encode():
+            if not state.mask()[byte]:
+                return False
+            state.accept(byte)
+        return state.may_end
+
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert accepts(call) and accepts(f"{call}\n{call}")
+    assert accepts(json.dumps(PERSON)) and not accepts("Hello") and not accepts(f"{call}!")
+    assert accepts("[1]") == (reply == {"json": {}})
 
 
 # -- vocabularies

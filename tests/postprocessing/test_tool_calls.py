@@ -17,6 +17,7 @@ from minifer.postprocessing.tool_calls import (
     check_tools,
     tool_choice_constraint,
 )
+from minifer.structured_output import StructuredOutput
 
 
 def numbered() -> ToolCallScanner:
@@ -344,6 +345,15 @@ def test_a_free_choice_constrains_nothing() -> None:
     for choice in (None, "none", "auto"):
         assert tool_choice_constraint([tool()], choice) is None
         assert tool_choice_constraint(None, choice) is None
+
+
+def test_a_form_of_the_reply_stays_where_nothing_can_be_called() -> None:
+    reply = StructuredOutput(regex="a+")
+    assert tool_choice_constraint([tool()], "none", True, reply) is reply
+    assert tool_choice_constraint(None, "auto", True, reply) is reply
+    assert tool_choice_constraint([tool()], "auto", True, reply) is reply
+    with pytest.raises(ValueError, match="tool_choice makes the model call"):
+        tool_choice_constraint([tool()], "required", True, reply)
 
 
 @pytest.mark.parametrize(

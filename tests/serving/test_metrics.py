@@ -6,6 +6,8 @@ import pytest
 from live import Live, live, until, user
 from prometheus_client.parser import text_string_to_metric_families
 
+from minifer.events import ListSink
+
 
 def scrape(server: Live) -> dict[tuple[str, tuple[str, ...]], float]:
     """(name, values of the labels but the model's) → value."""
@@ -107,7 +109,12 @@ def test_guards_are_counted(server: Live):
         {"role": "tool", "tool_call_id": "1", "content": "no"},
     ]
     body = {"messages": user("hi") + turn * 4, "max_tokens": 1}
-    assert server.post("/v1/chat/completions", **body).status_code == 200
+    sink = ListSink()
+    server.llm.post(lambda engine: engine.events.sinks.append(sink))
+    assert server.post("/v1/chat/completions", request_id="loop", **body).status_code == 200
+    server.llm.post(lambda engine: engine.events.sinks.remove(sink))
+    (alarm,) = [e for e in sink.events if e.name == "guard.tripped"]
+    assert (alarm.request_id, alarm.data["guard"]) == ("loop", "tool_loop")
     assert scrape(server)["guard_trips_total", ("tool_loop",)] >= 1
     with live({"guards": "stop"}) as strict:
         error = strict.refusal("/v1/chat/completions", **body)

@@ -43,9 +43,10 @@ class GuardWatch:
         object along."""
         return lambda guard, reason: self.trip(guard, reason, action)
 
-    def trip(self, guard: str, reason: str, action: str) -> None:
-        """Count an alarm and emit `guard.tripped`."""
+    def trip(self, guard: str, reason: str, action: str, request_id: str | None = None) -> None:
+        """Count an alarm and emit `guard.tripped`. request_id: None is the sequence watched."""
         self.trips[guard] += 1
         if self._events:
+            about = self.watching if request_id is None else request_id
             data = {"guard": guard, "reason": reason, "action": action}
-            self._events.emit("postprocessing", "guard.tripped", self.watching, None, **data)
+            self._events.emit("postprocessing", "guard.tripped", about, None, **data)
