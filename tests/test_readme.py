@@ -63,7 +63,7 @@ def test_every_module_can_be_read_in_one_sitting():
         for file in (ROOT / folder).rglob("*.py")
     ]
     long = {str(file.relative_to(ROOT)): lines_of_code(file) for file in files}
-    assert {name: count for name, count in long.items() if count > 340} == {}
+    assert {name: count for name, count in long.items() if count > 370} == {}
 
 
 def test_the_reading_list_counts_right():
