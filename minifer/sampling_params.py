@@ -7,6 +7,7 @@ model (vocabulary, context length) is checked at admission (`scheduling/admissio
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -112,14 +113,19 @@ def _token_ids(name: str, values: Any) -> tuple[int, ...]:
     return tuple(_integer(name, value, 0, math.inf, rule) for value in values)
 
 
+_TOKEN_KEY = re.compile("0|[1-9][0-9]{0,18}")  # JSON's keys are strings; one for each token id
+
+
 def _logit_bias(values: Any) -> dict[int, float]:
     rule = "a mapping from token ids of at least 0 to finite float32 numbers"
     if not isinstance(values, Mapping):
         raise ValueError(f"logit_bias must be {rule}, got {values!r}")
     bias = {}
     for key, value in values.items():
-        token = int(key) if isinstance(key, str) and key.isdecimal() else key  # JSON's keys
+        token = int(key) if isinstance(key, str) and _TOKEN_KEY.fullmatch(key) else key
         token = _integer("logit_bias", token, 0, math.inf, rule)
+        if token in bias:
+            raise ValueError(f"logit_bias must name a token once, got {token} twice")
         bias[token] = _number("logit_bias", value, -MAX_FLOAT32, MAX_FLOAT32, rule)
     return bias
 
