@@ -125,7 +125,7 @@ def _logit_bias(values: Any) -> dict[int, float]:
         token = int(key) if isinstance(key, str) and _TOKEN_KEY.fullmatch(key) else key
         token = _integer("logit_bias", token, 0, math.inf, rule)
         if token in bias:
-            raise ValueError(f"logit_bias must be {rule}, each named once, got two for {token}")
+            raise ValueError(f"logit_bias must be {rule}, none of them twice, got {token}")
         bias[token] = _number("logit_bias", value, -MAX_FLOAT32, MAX_FLOAT32, rule)
     return bias
 
