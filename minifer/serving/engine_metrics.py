@@ -27,7 +27,8 @@ class EngineCollector:
         """Called by the registry for every scrape."""
         scheduler, kv = self._engine.scheduler, self._engine.kv
         yield self._gauge("num_requests_running", "Sequences being run", len(scheduler.running))
-        yield self._gauge("num_requests_waiting", "Requests in the queue", len(scheduler.waiting))
+        waiting = len(scheduler.waiting) + len(scheduler.loading)
+        yield self._gauge("num_requests_waiting", "Requests in the queue, or for the disk", waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", kv.usage)
         count = self._counter
         yield count("num_preemptions", "Preemptions", scheduler.num_preemptions)
