@@ -1,6 +1,7 @@
 """Settings of every test process, made before torch is imported."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 # The models of the tests are so small that handing work to a second thread costs more than the
 # work; and one thread adds numbers in one order.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
