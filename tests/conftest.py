@@ -5,10 +5,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # The models of the tests are so small that handing work to a second thread costs more than the
 # work; and one thread adds numbers in one order.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test measures time, an example on a busy machine neither.
+settings.register_profile("minifer", deadline=None)
+settings.load_profile("minifer")
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
