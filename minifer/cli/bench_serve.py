@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -184,6 +185,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} has no place here: {why}")
     if arguments.burstiness is not None and arguments.request_rate is None:
         raise ValueError("--burstiness needs --request-rate: a closed loop has no arrivals")
+    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
+        raise RuntimeError('--plot needs matplotlib: pip install "minifer[course]"')
     for option, file in (("--out", arguments.out), ("--plot", arguments.plot)):
         if file and not Path(file).absolute().parent.is_dir():
             raise ValueError(f"{option}: there is no folder {Path(file).parent}, make it first")

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         from minifer.serving.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise RuntimeError(
-            f'`minifer serve` needs {error.name}: pip install "minifer[server]"'
+            f'`minifer serve` needs {str(error.name).split(".")[0]}: pip install "minifer[server]"'
         ) from error
     given = {f.name: getattr(arguments, f.name, None) for f in fields(ServerSettings)}
     if arguments.api_key is None:  # an empty one is refused: it was meant to be a key

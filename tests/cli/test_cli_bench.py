@@ -175,6 +175,15 @@ def test_bad_usage_is_refused_before_a_server_starts(
     assert err.splitlines()[-1].startswith("minifer: error: ") and sentence in err
 
 
+def test_a_plot_that_nobody_can_draw_is_refused_before_a_server_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(spawn, "spawned_server", lambda *_: pytest.fail("a server was started"))
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", "serve", "--plot", "out.png"]) == 1
+    assert 'pip install "minifer[course]"' in capsys.readouterr().err
+
+
 def test_a_benchmark_must_be_named(capsys: Capture) -> None:
     assert main(["bench"]) == 2
     assert "BENCHMARK" in capsys.readouterr().err
