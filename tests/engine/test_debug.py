@@ -51,6 +51,26 @@ def test_an_evicted_block_is_poisoned_before_it_is_written_again():
     assert [holds_nan(engine, block) for block in last] == [[False, True, True, True]]
 
 
+def test_a_step_that_fails_keeps_no_block_from_its_poison(monkeypatch):
+    """What was to be poisoned in the failed step is poisoned when it is handed out."""
+    engine = tiny_engine(num_kv_blocks=4)
+    engine.add_request("a", PROMPT, SamplingParams(temperature=0, max_tokens=8))
+    engine.step()
+    engine.step()
+    (request,) = engine.scheduler.running
+    third = request.block_table[2]
+    assert holds_nan(engine, third) == [False, False, True, True]
+    engine.abort("a")
+    engine.add_request("b", [1, 2], SamplingParams(temperature=0, max_tokens=1))
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "forward", lambda step: 1 / 0)
+        assert "ZeroDivisionError" in error_of(engine, "b")
+    engine.add_request("c", [7], SamplingParams(temperature=0, max_tokens=8))
+    engine.step()
+    assert engine.scheduler.running[0].block_table == [third]
+    assert holds_nan(engine, third) == [False, True, True, True]
+
+
 def test_a_slot_too_many_makes_the_request_fail_and_no_other(monkeypatch):
     """Attention that reads one position beyond the context: the numbers tell, at once."""
     from minifer.execution.forward_batch import DecodeIndex, ForwardBatch
