@@ -10,6 +10,7 @@ A detector that reports nothing has proven nothing; one that reports without a f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -58,7 +59,7 @@ class Detector:
         """Nobody is served: time for what costs a few steps of its own."""
 
 
-class _Errors(Detector):
+class _Errors(Detector, ABC):
     """Requests that ended with an error whose text `matches`."""
 
     def on_output(self, output: RequestOutput) -> None:
@@ -67,8 +68,9 @@ class _Errors(Detector):
             if answer.finish_reason == "error" and self.matches(reason):
                 self.alarms.append(f"{output.request_id}: {reason}")
 
+    @abstractmethod
     def matches(self, reason: str) -> bool:
-        raise NotImplementedError
+        """Is this the error that the detector stands for?"""
 
 
 class FiniteLogits(_Errors):
