@@ -58,8 +58,10 @@ def test_500_clean_replies_raise_no_false_alarm(pulled_model: Path, first: int) 
 @pytest.mark.parametrize("first", range(0, 100, 25))
 def test_greedy_loops_are_caught(pulled_model: Path, first: int) -> None:
     part = range(first, first + 25)
-    caught = [reply for reply in replies(pulled_model, part, greedy=True) if reply["alarms"]]
-    assert caught
+    answers = replies(pulled_model, part, greedy=True)
+    caught = [reply for reply in answers if reply["alarms"]]
+    loops = [reply for reply in answers if really_loops(reply["reply"])]
+    assert caught and sum(reply not in caught for reply in loops) <= 1
     for reply in caught:
         assert [alarm["guard"] for alarm in reply["alarms"]] == ["repetition"]
         assert really_loops(reply["reply"])
