@@ -80,10 +80,13 @@ class TrainingBackend(TorchBackend):
 
     name = "training"
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x.bfloat16(), weight.bfloat16(), bias)
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+    ) -> Tensor:
+        out = F.linear(x.bfloat16(), weight.bfloat16(), bias)
+        return out if residual is None else residual + out
 
-    def attention(
+    def attend(
         self,
         query: Tensor,
         key: Tensor,

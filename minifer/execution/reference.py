@@ -24,7 +24,7 @@ class DenseBackend(TorchBackend):
 
     name = "dense"
 
-    def attention(
+    def attend(
         self,
         query: Tensor,
         key: Tensor,

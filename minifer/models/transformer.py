@@ -50,9 +50,9 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out, width, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(out, dtype=dtype, device=device)) if bias else None
 
-    def forward(self, x: Tensor, backend: Backend) -> Tensor:
-        """x [T, in] → [T, out]."""
-        return backend.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, backend: Backend, residual: Tensor | None = None) -> Tensor:
+        """x [T, in] → [T, out], added to residual [T, out] if there is one."""
+        return backend.linear(x, self.weight, self.bias, residual)
 
 
 class RMSNorm(nn.Module):
@@ -93,20 +93,22 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
+        norm: RMSNorm,
         cos: Tensor,
         sin: Tensor,
         batch: ForwardBatch,
         kv: KVStorage | None,
         backend: Backend,
     ) -> Tensor:
-        """x [T, D] → [T, D]; cos, sin [T, C/2]."""
-        qkv = self.qkv_proj(x, backend).unflatten(-1, (-1, self.head_dim))  # [T, H + 2 K, C]
-        q, k, v = qkv.split(self.heads, dim=1)
+        """x [T, D] → x + attention(norm(x)) [T, D]; cos, sin [T, C/2]."""
+        qkv_proj = self.qkv_proj
+        qkv = backend.norm_linear(x, norm.weight, norm.eps, qkv_proj.weight, qkv_proj.bias)
+        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, backend), self.k_norm(k, backend)
-        q, k = backend.rope(q, cos, sin), backend.rope(k, cos, sin)
-        out = backend.attention(q, k, v, kv, self.layer, batch, self.scale, self.window)
-        return self.o_proj(out.flatten(1), backend)
+        slot, scale = self.layer, self.scale
+        out = backend.attention(q, k, v, cos, sin, kv, slot, batch, scale, self.window)
+        return self.o_proj(out.flatten(1), backend, residual=x)
 
 
 class MLP(nn.Module):
@@ -118,9 +120,11 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(D, 2 * hidden, config.mlp_bias, dtype, device)
         self.down_proj = Linear(hidden, D, config.mlp_bias, dtype, device)
 
-    def forward(self, x: Tensor, backend: Backend) -> Tensor:
-        """x [T, D] → [T, D]."""
-        return self.down_proj(backend.silu_mul(self.gate_up_proj(x, backend)), backend)
+    def forward(self, x: Tensor, norm: RMSNorm, backend: Backend) -> Tensor:
+        """x [T, D] → x + MLP(norm(x)) [T, D]."""
+        gate_up = self.gate_up_proj
+        hidden = backend.norm_gate_up(x, norm.weight, norm.eps, gate_up.weight, gate_up.bias)
+        return self.down_proj(hidden, backend, residual=x)
 
 
 class DecoderLayer(nn.Module):
@@ -146,9 +150,8 @@ class DecoderLayer(nn.Module):
         backend: Backend,
     ) -> Tensor:
         """x [T, D] → [T, D]."""
-        normed = self.input_layernorm(x, backend)
-        x = x + self.self_attn(normed, cos, sin, batch, kv, backend)
-        return x + self.mlp(self.post_attention_layernorm(x, backend), backend)
+        x = self.self_attn(x, self.input_layernorm, cos, sin, batch, kv, backend)
+        return self.mlp(x, self.post_attention_layernorm, backend)
 
 
 class Transformer(nn.Module):

@@ -50,9 +50,9 @@ class RecordingBackend(DenseBackend):
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
         self.keys[rest[1]], self.values[rest[1]] = key, value
-        return super().attention(query, key, value, *rest)
+        return super().attend(query, key, value, *rest)
 
 
 def test_case_133_after_every_step_each_layer_of_the_cache_equals_recomputation() -> None:

@@ -84,10 +84,12 @@ class CountingBackend(TorchBackend):
         self.moved[op, "weight"] += sum(w.nbytes for w in weights if w is not None)
         self.moved[op, "activation"] += sum(a.nbytes for a in activations)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+    ) -> Tensor:
         out = super().linear(x, weight, bias)
         self._record(self.names[id(weight)], [weight, bias], x, out)
-        return out
+        return out if residual is None else residual + out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = super().rms_norm(x, weight, eps)
@@ -104,7 +106,7 @@ class CountingBackend(TorchBackend):
         self._record("rope", [], x, out)
         return out
 
-    def attention(
+    def attend(
         self,
         query: Tensor,
         key: Tensor,

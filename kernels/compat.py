@@ -1,0 +1,105 @@
+"""The one place that knows Triton versions (3.6 … 3.9) and what its interpreter cannot do.
+
+Measured on 3.6.0, 3.7.1, 3.8.0 and 3.9.0:
+
+- A spin on a plain `tl.load` is deleted by the compiler; a spin on a volatile load stays, but has
+  no acquire. So the poll is an atomic add of 0 with acquire, which becomes `ld.acquire`.
+- Up to 3.8 no barrier stands before a release atomic: one thread executes it while other warps may
+  still be storing. So `signal` puts one there, on every version.
+- `tl.atomic_poll` exists from 3.9 on: one thread polls, and a time-out is possible.
+- The interpreter knows no inline assembly and no clock. It truncates float32 to bfloat16 where
+  hardware rounds to nearest even, and its bfloat16 arithmetic is garbage: compute in float32, and
+  store through `to_dtype`.
+
+The interpreter is chosen when triton is first imported, see `mode.py`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+TRITON_VERSION: tuple[int, int] = tuple(map(int, triton.__version__.split(".")[:2]))  # type: ignore[assignment]
+HAS_ATOMIC_POLL: bool = hasattr(tl, "atomic_poll")
+
+# Constants that kernels read: `tl.constexpr`, because a kernel may use no other global.
+INTERPRETED = tl.constexpr(isinstance(tl.cdiv, InterpretedFunction))
+
+# Options that every compilation of ours gives, so that the next version's defaults change nothing.
+COMPILE_OPTIONS = {"enable_fp_fusion": True}
+
+
+@triton.jit
+def to_dtype(x, dtype: tl.constexpr):
+    """float32 x → dtype, rounded to nearest even on every machine, the interpreter included."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        kept = tl.where(x == x, rounded, bits | 0x400000)  # a NaN stays one
+        return kept.to(tl.float32, bitcast=True).to(tl.bfloat16)
+    return x.to(dtype)
+
+
+@triton.jit
+def wait_ge(counter, target, patience):
+    """Spin until *counter >= target, then see all that was stored before the signals.
+
+    patience: how many polls may still fail; returns what is left of it. 0 means that this wait, or
+    one before it, gave up: a program without patience does not wait any more, so a broken
+    schedule ends in an error and not in a hang.
+    """
+    seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    while (seen < target) & (patience > 0):
+        seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+        patience -= 1
+    return patience
+
+
+@triton.jit
+def signal(counter, amount):
+    """Publish what this program has stored, and add `amount` to the counter."""
+    tl.debug_barrier()  # the release is one thread's: all warps must have stored
+    tl.atomic_add(counter, amount, sem="release", scope="gpu")
+
+
+@triton.jit
+def prefetch_l2(pointers):
+    """Ask for the cache lines of a tensor of addresses, 128 bytes apart, and do not wait.
+
+    NVIDIA only: gate it with a constexpr. Nothing happens in the interpreter.
+    """
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [pointers],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def nanoseconds():
+    """The GPU's global clock, int64; NVIDIA only. 0 in the interpreter."""
+    if INTERPRETED:
+        return tl.full([], 0, tl.int64)
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def launch_dependents():
+    """Programmatic dependent launch: the next kernel may start. NVIDIA sm_90 and newer."""
+    if not INTERPRETED:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_launcher():
+    """Programmatic dependent launch: wait until the kernel before has finished its stores."""
+    if not INTERPRETED:
+        tl.extra.cuda.gdc_wait()
