@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 REMEDY = (
     "set TRITON_INTERPRET=1 in the environment before Python starts (the `minifer` command does), "
     'or call minifer.kernels.mode.prepare("cpu") before anything imports triton'
 )
+
+
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Windows' Linux
+
+
+def interpret_without_gpu() -> None:
+    """At the start of a process: where there is no GPU, kernels will run in the interpreter."""
+    if not any(Path(device).exists() for device in _GPU_DEVICES):
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def prepare(device: str) -> None:
@@ -30,9 +40,7 @@ def prepare(device: str) -> None:
         if on_cpu:
             os.environ["TRITON_INTERPRET"] = "1"
         elif device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") == "1":
-            raise ValueError(
-                "TRITON_INTERPRET must not be 1 for kernels on a GPU, got 1: unset it"
-            )
+            raise ValueError("TRITON_INTERPRET must not be 1 for kernels on a GPU, got 1: unset it")
     from minifer.kernels.compat import INTERPRETED
 
     if on_cpu and not INTERPRETED.value:

@@ -19,7 +19,7 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 PrefixIndexName = Literal["hash", "radix"]
 PolicyName = Literal["fcfs", "priority", "lpm"]
 
-BACKENDS = ("torch",)
+BACKENDS = ("torch", "triton", "megakernel")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POLICIES = ("fcfs", "priority", "lpm")
 PREFIX_INDEXES = ("hash", "radix")

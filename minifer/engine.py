@@ -14,7 +14,7 @@ from minifer.events import EventBus, EventSink, StepTimer
 from minifer.exclusive import one_at_a_time
 from minifer.execution.fingerprint import kv_namespace
 from minifer.execution.grammar import GrammarCompiler
-from minifer.execution.runner import ModelRunner, Runner, num_kv_blocks
+from minifer.execution.runner import Runner, make_runner, num_kv_blocks
 from minifer.execution.sampler import NON_FINITE, Sampled, Sampler, SampleRow, prompt_logprobs
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
@@ -146,7 +146,7 @@ class Engine:
             kv_capacity=blocks * config.block_size,
             max_num_seqs=config.max_num_seqs,
         )
-        runner = ModelRunner(loaded.model, model_config, config, blocks)
+        runner = make_runner(loaded.model, model_config, config, blocks)
         disk = config.kv_disk_path is not None
         namespace = kv_namespace(loaded.model, model_config) if disk else ()
         return cls(

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from minifer.kernels.mode import interpret_without_gpu
 
 # The models of the tests are so small that handing work to a second thread costs more than the
 # work; and one thread adds numbers in one order.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test measures time, an example on a busy machine neither.
+# Kernels run in the interpreter here; tests of compiled ones start processes of their own.
+interpret_without_gpu()
 settings.register_profile("minifer", deadline=None)
 settings.load_profile("minifer")
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts.

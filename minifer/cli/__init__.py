@@ -12,10 +12,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from minifer.cli import bench, chat, faults, generate, pull, serve, trace
 from minifer.cli.parser import Parser
+from minifer.kernels.mode import interpret_without_gpu
 
 DESCRIPTION = """\
 An inference textbook whose examples are a real engine. A prompt becomes text in five stages,
@@ -32,7 +32,6 @@ first contact:
 `minifer COMMAND --help` explains a command and names the code behind it. Exit status: 0, 1 for a
 failure, 2 for bad usage, 130 when interrupted. MINIFER_DEBUG=1 shows the traceback of an error.
 """
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Windows' Linux
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,9 +88,7 @@ class _Version(argparse.Action):
 
 
 def _start_process() -> None:
-    if not any(Path(device).exists() for device in _GPU_DEVICES):
-        # Kernels run in Triton's interpreter. It looks once, when torch first imports it.
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    interpret_without_gpu()
     # Torch's threads spin while they wait for each other. With another program on one of the
     # cores that costs a factor of 20; sleeping at once costs a fifth on an idle machine. So spin
     # briefly, then sleep. Read by the OpenMP library (libgomp) when torch is imported.

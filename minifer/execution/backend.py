@@ -45,7 +45,7 @@ class Backend(Protocol):
     def norm_gate_up(
         self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """x [T, D], weight [2 F, D] (gate's rows, then up's) → [T, F]: silu(gate) · up of the norm."""
+        """x [T, D], weight [2 F, D], gate's rows first → silu(gate) · up of the norm [T, F]."""
         ...
 
     def attention(

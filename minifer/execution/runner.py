@@ -39,7 +39,7 @@ class ModelRunner:
         parameter = next(model.parameters())
         self.model = model
         self.device = parameter.device
-        self.backend: Backend = TorchBackend()
+        self.backend = make_backend(engine.backend, str(self.device))
         self._float32_logits = engine.float32_logits
         self._debug = engine.debug
         heads, C = config.num_kv_heads, config.head_dim
@@ -79,6 +79,26 @@ class ModelRunner:
         if self._debug:
             self.kv.check_guard_bands()
         return self.model.logits(rows, self.backend, float32=self._float32_logits)
+
+
+def make_backend(name: str, device: str) -> Backend:
+    """The back end of a name. Raises `ValueError` where it cannot run on `device`."""
+    if name == "triton":
+        from minifer.execution.triton_backend import TritonBackend
+
+        return TritonBackend(device)
+    return TorchBackend()
+
+
+def make_runner(
+    model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int
+) -> ModelRunner:
+    """The runner of `engine.backend`. Raises `ValueError` where it cannot run this model here."""
+    if engine.backend == "megakernel":
+        from minifer.execution.megakernel import MegakernelRunner
+
+        return MegakernelRunner(model, config, engine, num_blocks)
+    return ModelRunner(model, config, engine, num_blocks)
 
 
 def num_kv_blocks(

@@ -110,7 +110,8 @@ def test_the_process_asks_for_tritons_interpreter_where_there_is_no_gpu(
     main(["--version"])
     assert "TRITON_INTERPRET" not in os.environ
     program = (
-        "import os, sys, minifer.cli as cli; cli._GPU_DEVICES = {}; sys.argv[1:] = ['--version'];"
+        "import os, sys, minifer.cli as cli, minifer.kernels.mode as mode;"
+        "mode._GPU_DEVICES = {}; sys.argv[1:] = ['--version'];"
         "cli.main(); print(os.environ.get('TRITON_INTERPRET'))"
     )
     for devices, expected in ((("/no/gpu",), "1"), ((os.devnull,), "None")):
