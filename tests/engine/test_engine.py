@@ -161,7 +161,7 @@ def test_an_argument_of_the_wrong_type_is_refused_and_changes_nothing(fields, me
 def test_engine_options_are_checked_by_name():
     with pytest.raises(ValueError, match="block_size must be an integer of at least 1, got 0"):
         tiny_engine(block_size=0)
-    with pytest.raises(ValueError, match="backend must be one of .*, got 'magic'"):
+    with pytest.raises(ValueError, match=r"backend must be one of .*, got 'magic'"):
         tiny_engine(backend="magic")
     for name, value, rule in (
         ("enable_prefix_caching", "no", "True or False"),
