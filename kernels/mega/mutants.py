@@ -1,0 +1,309 @@
+"""Broken schedules, one fault each: what `verify` and the co-simulator must reject.
+
+A mutant is a sound schedule with one word or two changed, or one instruction moved. On a GPU most
+of them would work most of the time, which is why they are dangerous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from minifer.kernels.mega.isa import Instruction, Op
+from minifer.kernels.mega.schedule import Schedule
+
+_FLEET = "https://github.com/ROCm/fleet-chiplet-megakernel/pull/6"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """effect: what a GPU would do. resembles: a public bug of this kind, "" where none is known."""
+
+    name: str
+    apply: Callable[[Schedule], Schedule]
+    effect: str
+    resembles: str = ""
+
+
+def mutate(name: str, schedule: Schedule) -> Schedule:
+    """The schedule with the fault `name` of `MUTANTS`.
+
+    Two layers, two programs, two splits and two requests have room for every fault. Raises
+    `ValueError` for an unknown name, or a schedule without the instructions the fault needs.
+    """
+    if name not in MUTANTS:
+        raise ValueError(f"mutant must be one of {', '.join(MUTANTS)}, got {name!r}")
+    try:
+        return MUTANTS[name].apply(schedule)
+    except StopIteration:
+        raise ValueError(
+            f"mutant {name!r} needs an instruction that this schedule lacks: try at least 2 "
+            "layers, 2 programs, batch 2 and splits 2, without grid barriers"
+        ) from None
+
+
+# -- tools
+
+
+def _find(
+    schedule: Schedule, op: Op, wanted: Callable[[Instruction], bool] = lambda item: True
+) -> tuple[int, int]:
+    """(program, place in its queue) of the first instruction of a kind, queue by queue."""
+    return next(
+        (program, place)
+        for program, queue in enumerate(schedule.queues)
+        for place, item in enumerate(queue)
+        if item.op == op and wanted(item)
+    )
+
+
+def _at(schedule: Schedule, where: tuple[int, int]) -> Instruction:
+    return schedule.queues[where[0]][where[1]]
+
+
+def _put(schedule: Schedule, where: tuple[int, int], *items: Instruction) -> Schedule:
+    """The schedule with other instructions, or none, in place of one."""
+    program, place = where
+    queue = schedule.queues[program]
+    changed = (*queue[:place], *items, *queue[place + 1 :])
+    queues = (*schedule.queues[:program], changed, *schedule.queues[program + 1 :])
+    return replace(schedule, queues=queues)
+
+
+def _change(schedule: Schedule, where: tuple[int, int], **words: int) -> Schedule:
+    return _put(schedule, where, _at(schedule, where)._replace(**words))
+
+
+# -- faults of waits
+
+
+def _dropped_wait(schedule: Schedule) -> Schedule:
+    return _change(schedule, _find(schedule, Op.DOWN), wait=-1, target=0)
+
+
+def _target_too_high(schedule: Schedule) -> Schedule:
+    where = _find(schedule, Op.OUTPUT, lambda item: item.wait >= 0)
+    return _change(schedule, where, target=_at(schedule, where).target + 1)
+
+
+def _target_too_low(schedule: Schedule) -> Schedule:
+    where = _find(schedule, Op.GATE_UP, lambda item: item.target > 1)
+    return _change(schedule, where, target=_at(schedule, where).target - 1)
+
+
+def _wrong_counter(schedule: Schedule) -> Schedule:
+    """Layer 1's attention waits for layer 0's q, k and v."""
+    old = _at(schedule, _find(schedule, Op.ATTENTION, lambda item: item.layer == 0))
+    where = _find(schedule, Op.ATTENTION, lambda item: item.layer == 1)
+    return _change(schedule, where, wait=old.wait, target=old.target)
+
+
+def _swapped_waits(schedule: Schedule) -> Schedule:
+    """Two merges of one layer, each waiting for the other's splits."""
+    one = _find(schedule, Op.MERGE)
+    a = _at(schedule, one)
+    two = _find(schedule, Op.MERGE, lambda item: item.layer == a.layer and item.wait != a.wait)
+    b = _at(schedule, two)
+    schedule = _change(schedule, one, wait=b.wait, target=b.target)
+    return _change(schedule, two, wait=a.wait, target=a.target)
+
+
+def _waits_for_itself(schedule: Schedule) -> Schedule:
+    where = _find(schedule, Op.GATE_UP, lambda item: item.signal >= 0)
+    item = _at(schedule, where)
+    producers = (other for queue in schedule.queues for other in queue)
+    total = sum(other.amount for other in producers if other.signal == item.signal)
+    return _change(schedule, where, wait=item.signal, target=total)
+
+
+def _stale_epoch(schedule: Schedule) -> Schedule:
+    return _change(schedule, _find(schedule, Op.PICK), wait=-1, target=0)
+
+
+# -- faults of signals
+
+
+def _missing_signal(schedule: Schedule) -> Schedule:
+    where = _find(schedule, Op.QKV, lambda item: item.signal >= 0)
+    return _change(schedule, where, signal=-1, amount=0)
+
+
+def _amount_two(schedule: Schedule) -> Schedule:
+    """Only a counter with a second producer has anything to overtake."""
+    items = [item for queue in schedule.queues for item in queue]
+
+    def shared(item: Instruction) -> bool:
+        return sum(other.signal == item.signal for other in items) > 1
+
+    return _change(schedule, _find(schedule, Op.OUTPUT, shared), amount=2)
+
+
+def _counter_reused(schedule: Schedule) -> Schedule:
+    """Layer 1's MLP counts on layer 0's counter, with targets as if that began at 0."""
+    old = _at(schedule, _find(schedule, Op.GATE_UP, lambda item: item.layer == 0)).signal
+    new = _at(schedule, _find(schedule, Op.GATE_UP, lambda item: item.layer == 1)).signal
+
+    def renamed(item: Instruction) -> Instruction:
+        return item._replace(
+            wait=old if item.wait == new else item.wait,
+            signal=old if item.signal == new else item.signal,
+        )
+
+    return replace(schedule, queues=tuple(tuple(map(renamed, q)) for q in schedule.queues))
+
+
+# -- faults of order and of place
+
+
+def _producer_behind_consumer(schedule: Schedule) -> Schedule:
+    where = _find(schedule, Op.EMBED)
+    queue = schedule.queues[where[0]]
+    if len(queue) < 2:
+        raise StopIteration
+    rest = [item for i, item in enumerate(queue) if i != where[1]]
+    moved = (*rest, queue[where[1]])
+    queues = (*schedule.queues[: where[0]], moved, *schedule.queues[where[0] + 1 :])
+    return replace(schedule, queues=queues)
+
+
+def _row_reused(schedule: Schedule) -> Schedule:
+    return _change(schedule, _find(schedule, Op.ATTENTION, lambda item: item.row == 1), row=0)
+
+
+def _head_slot_reused(schedule: Schedule) -> Schedule:
+    return _change(schedule, _find(schedule, Op.HEAD, lambda item: item.split == 1), split=0)
+
+
+def _wrong_layer(schedule: Schedule) -> Schedule:
+    return _change(schedule, _find(schedule, Op.QKV, lambda item: item.layer == 1), layer=0)
+
+
+# -- faults of coverage
+
+
+def _split_count_mismatch(schedule: Schedule) -> Schedule:
+    """One split fewer is dispatched than its merge waits for."""
+    last = schedule.shape.splits - 1
+    return _put(schedule, _find(schedule, Op.ATTENTION, lambda item: item.split == last > 0))
+
+
+def _tile_twice(schedule: Schedule) -> Schedule:
+    where = _find(schedule, Op.OUTPUT, lambda item: item.begin > 0)
+    return _change(schedule, where, begin=_at(schedule, where).begin - 1)
+
+
+def _tile_never(schedule: Schedule) -> Schedule:
+    where = _find(schedule, Op.GATE_UP)
+    return _change(schedule, where, op=Op.NOTHING, begin=0, end=0)
+
+
+MUTANTS: Mapping[str, Mutant] = MappingProxyType(
+    {
+        mutant.name: mutant
+        for mutant in (
+            Mutant(
+                "dropped-wait",
+                _dropped_wait,
+                "DOWN multiplies a hidden vector that other SMs are still writing: wrong numbers, "
+                "often only slightly, and often the same greedy token.",
+            ),
+            Mutant(
+                "target-too-high",
+                _target_too_high,
+                "OUTPUT waits for one arrival that never comes: the kernel hangs.",
+                "https://github.com/mirage-project/mirage/issues/357 (a hang in decode)",
+            ),
+            Mutant(
+                "target-too-low",
+                _target_too_low,
+                "GATE_UP starts when all but one of its producers are done, whichever comes last: "
+                "it reads a residual stream that lacks one tile's sum.",
+                'the "first k of n" race that AutoMegaKernel\'s all-join rule forbids, '
+                "https://arxiv.org/abs/2606.09682",
+            ),
+            Mutant(
+                "wrong-counter",
+                _wrong_counter,
+                "attention reads queries and keys of its layer before they are written, so those "
+                "of the layer below: fluent nonsense.",
+            ),
+            Mutant(
+                "swapped-waits",
+                _swapped_waits,
+                "each merge waits for the other's splits and adds up parts that may be missing.",
+            ),
+            Mutant(
+                "waits-for-itself",
+                _waits_for_itself,
+                "an instruction waits for a counter that it is to raise itself: the kernel hangs.",
+            ),
+            Mutant(
+                "stale-epoch",
+                _stale_epoch,
+                "PICK ends the step before the logits exist: an old token is emitted, and programs "
+                "that read the epoch late wait for the next step's counts.",
+                f'{_FLEET} ("+1" counter snapshots read unordered against their producers)',
+            ),
+            Mutant(
+                "missing-signal",
+                _missing_signal,
+                "a QKV instruction does its work and tells nobody: attention waits for ever.",
+                "https://github.com/triton-lang/triton/pull/10816 is the milder form: a release "
+                "that does not wait for the other warps' stores",
+            ),
+            Mutant(
+                "amount-two",
+                _amount_two,
+                "one tile counts as two, so the last of the others is not waited for.",
+            ),
+            Mutant(
+                "counter-reused",
+                _counter_reused,
+                "layer 1 finds its counter already at the target: it reads what is not there yet.",
+                f"{_FLEET} (stale descriptors in the loop over layers)",
+            ),
+            Mutant(
+                "producer-behind-consumer",
+                _producer_behind_consumer,
+                "a program waits for what stands further back in its own queue: the kernel hangs.",
+            ),
+            Mutant(
+                "row-reused",
+                _row_reused,
+                "two requests' attention is written over each other, and one request gets "
+                "whatever lay in its row.",
+            ),
+            Mutant(
+                "head-slot-reused",
+                _head_slot_reused,
+                "two parts of the vocabulary leave their best token in one slot: the later wins, "
+                "and a slot that nobody filled takes part.",
+            ),
+            Mutant(
+                "wrong-layer",
+                _wrong_layer,
+                "layer 0's weights run twice, keys go to the wrong layer's cache: wrong text from "
+                "the next step on.",
+                f"{_FLEET} (stale pointers in the loop over layers)",
+            ),
+            Mutant(
+                "split-count-mismatch",
+                _split_count_mismatch,
+                "a merge waits for a split that was never dispatched: the kernel hangs.",
+                f"{_FLEET} (workers waited for chunks that were never dispatched)",
+            ),
+            Mutant(
+                "tile-twice",
+                _tile_twice,
+                "two instructions add the same product to the residual stream: a sum too much, or "
+                "a lost update.",
+            ),
+            Mutant(
+                "tile-never",
+                _tile_never,
+                "an instruction signals and does nothing: memory that nobody wrote is read.",
+            ),
+        )
+    }
+)
