@@ -16,6 +16,7 @@ The interpreter is chosen when triton is first imported, see `mode.py`.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
@@ -28,6 +29,32 @@ INTERPRETED = tl.constexpr(isinstance(tl.cdiv, InterpretedFunction))
 
 # Options that every compilation of ours gives, so that the next version's defaults change nothing.
 COMPILE_OPTIONS = {"enable_fp_fusion": True}
+
+
+def launch_options(num_warps: int, num_stages: int, pdl: bool = False) -> dict[str, object]:
+    """Keyword arguments of a kernel's launch; none in the interpreter.
+
+    pdl: programmatic dependent launch, see `launch_dependents`. Raises `ValueError` where the GPU
+    has none.
+    """
+    if INTERPRETED.value:
+        return {}
+    options: dict[str, object] = {"num_warps": num_warps, "num_stages": num_stages}
+    if pdl:
+        if torch.version.hip or torch.cuda.get_device_capability() < (9, 0):
+            raise ValueError(
+                "pdl needs an NVIDIA GPU of compute capability 9.0 or newer, "
+                f"this is {torch.cuda.get_device_name()!r}: launch with pdl=False"
+            )
+        options["launch_pdl"] = True
+    return options | COMPILE_OPTIONS
+
+
+def num_programs_at_once(device: torch.device) -> int:
+    """Streaming multiprocessors (compute units) of a GPU; 1 in the interpreter."""
+    if INTERPRETED.value:
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit
