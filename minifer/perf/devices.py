@@ -19,6 +19,7 @@ class Device:
     memory_bandwidth: bytes/s of the memory the weights live in. memory_bytes: its capacity.
     on_chip_bytes: the largest memory on the chip that all cores share: a GPU's L2 cache, the SRAM
     of a chip that has nothing else. power_watts: of one chip at full load.
+    num_sms: streaming multiprocessors, for chips that have them; its source stands in the note.
     source, date: where the figures come from; year-month of its publication.
     """
 
@@ -31,6 +32,7 @@ class Device:
     source: str
     date: str
     note: str = ""
+    num_sms: int | None = None
 
     @property
     def ridge_point(self) -> float:
@@ -46,7 +48,7 @@ class Device:
 
 
 _TERA, _GIGA, _MIB = 1e12, 1e9, 2.0**20  # caches come in powers of two
-_HOPPER_L2 = "L2: NVIDIA H100 Tensor Core GPU Architecture white paper, 2022"
+_HOPPER = "L2, SMs: NVIDIA H100 Tensor Core GPU Architecture white paper, 2022"
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
@@ -61,7 +63,8 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 power_watts=400,
                 source="NVIDIA A100 Tensor Core GPU datasheet",
                 date="2021-06",
-                note="L2: NVIDIA A100 Tensor Core GPU Architecture white paper, 2020",
+                note="L2, SMs: NVIDIA A100 Tensor Core GPU Architecture white paper, 2020",
+                num_sms=108,
             ),
             Device(
                 name="H100-SXM",
@@ -72,7 +75,8 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 power_watts=700,
                 source="NVIDIA H100 Tensor Core GPU datasheet",
                 date="2023-03",
-                note=f"the datasheet prints 1,979 TFLOP/s, with sparsity; {_HOPPER_L2}",
+                note=f"the datasheet prints 1,979 TFLOP/s, with sparsity; {_HOPPER}",
+                num_sms=132,
             ),
             Device(
                 name="H200-SXM",
@@ -83,7 +87,8 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 power_watts=700,
                 source="NVIDIA H200 Tensor Core GPU datasheet",
                 date="2023-11",
-                note=f"the datasheet prints 1,979 TFLOP/s, with sparsity; {_HOPPER_L2}, same die",
+                note=f"the datasheet prints 1,979 TFLOP/s, with sparsity; {_HOPPER}, same die",
+                num_sms=132,
             ),
             Device(
                 name="B200",
@@ -94,7 +99,8 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 power_watts=1000,
                 source="NVIDIA Blackwell datasheet, HGX B200",
                 date="2025-01",
-                note="8 TB/s, 192 GB also quoted; L2: Chips and Cheese, 'Nvidia's B200', 2025",
+                note="8 TB/s, 192 GB also quoted; L2, SMs: Chips and Cheese, 'Nvidia's B200', 2025",
+                num_sms=148,
             ),
             Device(
                 name="T4",
@@ -105,7 +111,9 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 power_watts=70,
                 source="NVIDIA T4 Tensor Core GPU datasheet",
                 date="2019-03",
-                note="float16: Turing has no bfloat16",
+                note="float16: Turing has no bfloat16; SMs: NVIDIA Turing GPU Architecture white paper, "
+                "2018",
+                num_sms=40,
             ),
             Device(
                 name="Groq-LPU-v1",
@@ -132,3 +140,29 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
         )
     }
 )
+
+# Short names, as a command line reads them: of each GPU the part that the table holds.
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "a100": "A100-80GB-SXM",
+        "h100": "H100-SXM",
+        "h200": "H200-SXM",
+        "b200": "B200",
+        "t4": "T4",
+        "groq": "Groq-LPU-v1",
+        "cerebras": "Cerebras-WSE-3",
+    }
+)
+
+
+def find_device(name: str) -> Device:
+    """A chip by its name or its short name, in any case: "h100", "H100-SXM".
+
+    Raises `ValueError` for an unknown name, with those there are.
+    """
+    full = {device.lower(): device for device in DEVICES} | ALIASES
+    if name.lower() not in full:
+        raise ValueError(
+            f"device must be one of {', '.join(ALIASES)} or {', '.join(DEVICES)}, got {name!r}"
+        )
+    return DEVICES[full[name.lower()]]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from minifer.perf.devices import DEVICES
+from minifer.perf.devices import ALIASES, DEVICES, find_device
 
 # FLOPs a byte, worked out by hand from the data sheets.
 RIDGE = {
@@ -45,3 +45,24 @@ def test_at_the_ridge_arithmetic_and_traffic_take_the_same_time() -> None:
         assert flops / device.peak_flops == pytest.approx(1e9 / device.memory_bandwidth)
         assert device.seconds(2 * flops, 1e9) == pytest.approx(2 * device.seconds(flops, 1e9))
         assert device.seconds(flops / 2, 1e9) == device.seconds(flops / 4, 1e9)
+
+
+# NVIDIA's architecture white papers; a chip that is no GPU has no SMs.
+SMS = {"A100-80GB-SXM": 108, "H100-SXM": 132, "H200-SXM": 132, "B200": 148, "T4": 40}
+
+
+def test_streaming_multiprocessors_are_those_of_the_white_papers() -> None:
+    assert {name: d.num_sms for name, d in DEVICES.items() if d.num_sms is not None} == SMS
+    assert all("SMs: " in DEVICES[name].note for name in SMS)
+
+
+@pytest.mark.parametrize("name", [*DEVICES, *ALIASES])
+def test_a_chip_is_found_by_any_of_its_names_in_any_case(name: str) -> None:
+    found = find_device(name)
+    assert found is find_device(name.upper()) is find_device(name.lower())
+    assert found.name == ALIASES.get(name, name)
+
+
+def test_an_unknown_chip_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"device must be one of a100, .*, got 'h1000'"):
+        find_device("h1000")
