@@ -1,4 +1,5 @@
-"""The command line: `minifer pull | generate | chat | trace | serve | bench | faults`.
+"""The command line: `minifer pull | generate | chat | trace | serve | bench | faults |
+kernels`.
 
 Each command is a file with `add` (its options and help) and a function that runs it. Nothing here
 imports torch before a command needs it: `minifer --help` answers at once.
@@ -13,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from minifer.cli import bench, chat, faults, generate, pull, serve, trace
+from minifer.cli import bench, chat, faults, generate, kernels, pull, serve, trace
 from minifer.cli.parser import Parser
 from minifer.kernels.mode import interpret_without_gpu
 
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="minifer", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (pull, generate, chat, trace, serve, bench, faults):
+    for command in (pull, generate, chat, trace, serve, bench, faults, kernels):
         command.add(commands)
     return parser
 

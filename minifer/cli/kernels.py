@@ -1,0 +1,34 @@
+"""`minifer kernels`: what can be known about the GPU kernels, one sub-command each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minifer.cli import kernels_report
+from minifer.cli.parser import add_command
+
+SUBCOMMANDS = (kernels_report,)
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "kernels QUESTION",
+        lambda arguments: 2,  # argparse asks for a question before this is called
+        summary="compile the GPU kernels and look at them, without a GPU",
+        about="What can be known about the Triton kernels without the chip they are made for. "
+        "Nothing here needs a GPU.",
+        examples=[
+            ("kernels report", "registers, spills, shared memory, instructions"),
+            ("kernels report --help", "its options"),
+        ],
+        code=[
+            ("kernels/", "the kernels, one a file, each beside its slow twin"),
+            ("kernels/mega/", "a whole decode step in one launch"),
+        ],
+    )
+    questions = parser.add_subparsers(
+        title="questions", metavar="QUESTION", required=True, prog="minifer kernels"
+    )
+    for command in SUBCOMMANDS:
+        command.add(questions)
