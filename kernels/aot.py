@@ -124,10 +124,9 @@ def compile_case(
 
 def _compile(case: AotCase, target: str) -> Any:
     import triton
+    from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-
-    from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
 
     if INTERPRETED.value:
         raise RuntimeError("triton was imported with TRITON_INTERPRET=1 and compiles nothing")
@@ -161,9 +160,14 @@ def _compile(case: AotCase, target: str) -> Any:
 def _one_line(error: Exception) -> str:
     """What a compiler complains about, without the program it prints around it."""
     text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip(" ^")] or [""]
     complaint = re.search(r"\berror\s*:\s*(.+)", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip(" ^")]
-    return f"{type(error).__name__}: {complaint[1] if complaint else lines[-1] if lines else ''}"
+    where = re.match(r"at (\d+):\d+:$", lines[0])  # of the kernel's source
+    return (
+        f"{type(error).__name__}: "
+        + (f"line {where[1]} of the kernel: " if where else "")
+        + (complaint[1] if complaint else lines[-1])
+    )
 
 
 def _over_a_limit(metadata: Any, target: str) -> str:
@@ -246,8 +250,8 @@ def _load_bits(name: str) -> int:
     """Width of a load from global memory; 0 for any other instruction."""
     if match := re.fullmatch(r"(?:LDG|LDGSTS)\.(\d+)", name):
         return int(match[1])
-    if match := re.fullmatch(
-        r"(?:global|buffer)_load_(?:dword(x\d)?|([us]byte|[us]?short)\w*)", name
+    if match := re.match(
+        r"(?:global|buffer)_load_(?:lds_)?([us]?)(byte|short|dword)(?:x(\d))?", name
     ):
-        return 8 if "byte" in name else 16 if "short" in name else 32 * int((match[1] or "x1")[1:])
+        return {"byte": 8, "short": 16, "dword": 32}[match[2]] * int(match[3] or 1)
     return 0

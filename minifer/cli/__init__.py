@@ -1,5 +1,4 @@
-"""The command line: `minifer pull | generate | chat | trace | serve | bench | faults |
-kernels`.
+"""The command line: `minifer pull | generate | chat | trace | serve | bench | …`.
 
 Each command is a file with `add` (its options and help) and a function that runs it. Nothing here
 imports torch before a command needs it: `minifer --help` answers at once.

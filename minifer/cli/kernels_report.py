@@ -1,4 +1,4 @@
-"""`minifer kernels report`: what the compiler makes of every kernel, for chips that are not here."""
+"""`minifer kernels report`: what the compiler makes of every kernel, without a GPU."""
 
 from __future__ import annotations
 
