@@ -1,0 +1,464 @@
+"""A proof, without running anything, that a schedule neither hangs nor races.
+
+Nodes are instructions and counters. Edges: each instruction → the next in its queue; each producer
+of a counter → the counter → everyone who waits for it. a *happens before* b when a path leads from
+a to b. `verify` accepts a schedule only if
+
+1. every wait is all-join: its target is the sum of all amounts ever added to its counter;
+2. the graph has no cycle;
+3. every tile, and every (request, KV head, split), is computed exactly once;
+4. of any two instructions that touch one element, one of them writing, the one whose operation
+   comes first in the model happens before the other.
+
+Theorem. If all programs are resident at once, every run of an accepted schedule ends, and leaves
+in every buffer, bit for bit, what one program leaves that runs the operations in the model's order.
+
+*It ends.* Suppose it stops short. Of the instructions that are not done, take the first in a
+topological order (2). All before it in its queue, and all producers of its counter, are done. So
+its counter has reached the sum, which is the target (1), and the instruction runs: contradiction.
+Timing never entered. Residency did: a program that is not yet started cannot signal, hence the
+cooperative launch.
+
+*It does not race.* The producer's warps store, meet at a barrier, and one thread adds to the
+counter with release; the consumer's poll reads with acquire, and a barrier follows. A poll that
+sees the sum of all additions comes after each of them in the counter's coherence order, and
+additions are read-modify-write operations, so the poll observes every release, not only the last:
+each synchronises with it (release and acquire patterns, and observation through read-modify-write,
+in Lustig, Sahasrabuddhe, Giroux: "A Formal Analysis of the NVIDIA PTX Memory Consistency Model",
+ASPLOS 2019; scope gpu, since all programs are on one). Happens-before is therefore causality order
+in the PTX model, and by (4) it orders every conflicting pair: no race, and a read returns the last
+write before it.
+
+*It computes the right thing.* By (4) each read has the same last write before it as in the model's
+order; by (3) there is one, and the same instructions. Induction along the graph gives equal bits.
+(Two orders that agree on every conflicting pair: conflict serialisability, Papadimitriou 1979.)
+Part 4 demands more than freedom from races: a schedule that orders attention, firmly, *before* the
+q it should read has no race and is wrong.
+
+What this trusts: `isa.regions`. The reference machine and the co-simulator check that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from minifer.kernels.mega.isa import DecodeShape, Instruction, Op, Region, regions
+from minifer.kernels.mega.schedule import Schedule, stage
+
+MAX_ERRORS = 20
+_TILED = (Op.QKV, Op.OUTPUT, Op.GATE_UP, Op.DOWN, Op.HEAD)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was proved, or why not.
+
+    errors: sentences, at most `MAX_ERRORS`. num_pairs: conflicting pairs that were found ordered;
+    every piece of memory that two instructions share counts. longest_queue: instructions.
+    critical_path: instructions of the longest chain that nothing can shorten.
+    """
+
+    errors: tuple[str, ...]
+    num_instructions: int
+    num_pairs: int
+    longest_queue: int
+    critical_path: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+
+def verify(schedule: Schedule) -> Report:
+    """Prove a schedule, or say in words what is wrong with it. Raises nothing."""
+    longest = max(map(len, schedule.queues), default=0)
+    proof = _Proof(schedule)
+    num_pairs = critical = 0
+    if not proof.check_words():  # a wrong word has no meaning that more could be said about
+        proof.check_counters()
+        proof.check_coverage()
+        order = proof.check_cycles()
+        if order is not None:
+            critical = proof.reach(order)
+            num_pairs = proof.check_order()
+    return Report(tuple(proof.errors), len(proof.items), num_pairs, longest, critical)
+
+
+def describe(schedule: Schedule, program: int, place: int) -> str:
+    """An instruction for a message: "OUTPUT of layer 3, tiles 4…5 (program 17, place 12)"."""
+    item = schedule.queues[program][place]
+    name = item.op if item.op not in Op._value2member_map_ else Op(item.op).name
+    text = f"{name}"
+    if item.op in range(Op.QKV, Op.HEAD):
+        text += f" of layer {item.layer}"
+    if item.op in _TILED:
+        text += f", tiles {item.begin}…{item.end - 1}"
+    if item.op == Op.HEAD:
+        text += f", slot {item.split}"
+    if item.op in (Op.ATTENTION, Op.MERGE):
+        text += f", request {item.row}, KV head {item.begin}"
+    if item.op == Op.ATTENTION:
+        text += f", split {item.split}"
+    return f"{text} (program {program}, place {place})"
+
+
+class _Proof:
+    """One schedule, flattened: instruction i is items[i]; counter c is node len(items) + c."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.shape = schedule, schedule.shape
+        self.places = [(p, i) for p, queue in enumerate(schedule.queues) for i in range(len(queue))]
+        self.items = [schedule.queues[p][i] for p, i in self.places]
+        self.stages = [stage(item, schedule.shape) for item in self.items]
+        self.errors: list[str] = []
+        self.successors: list[list[int]] = [
+            [] for _ in range(len(self.items) + len(schedule.counters))
+        ]
+
+    def who(self, i: int) -> str:
+        return describe(self.schedule, *self.places[i])
+
+    def error(self, text: str) -> None:
+        if len(self.errors) < MAX_ERRORS:
+            self.errors.append(text)
+
+    # -- 0: words that mean something
+
+    def check_words(self) -> bool:
+        """Every field of every instruction in its range; True if one is not."""
+        for i, item in enumerate(self.items):
+            for text in _wrong_words(item, self.schedule):
+                self.error(f"{self.who(i)}: {text}")
+        return bool(self.errors)
+
+    # -- 1: all-join
+
+    def check_counters(self) -> None:
+        """Targets equal sums; leaves the edges of the graph in `successors`."""
+        items, first_counter = self.items, len(self.items)
+        total = Counter[int]()
+        for i, item in enumerate(items):
+            if i + 1 < len(items) and self.places[i + 1][1] > 0:
+                self.successors[i].append(i + 1)
+            if item.signal >= 0:
+                total[item.signal] += item.amount
+                self.successors[i].append(first_counter + item.signal)
+        waiters = defaultdict[tuple[int, int], list[int]](list)
+        for i, item in enumerate(items):
+            if item.wait >= 0:
+                waiters[item.wait, item.target].append(i)
+        for (counter, target), waiting in waiters.items():
+            if target >= total[counter]:  # a partial wait orders nothing for certain
+                self.successors[first_counter + counter] += waiting
+            if target == total[counter]:
+                continue
+            others = f" and {len(waiting) - 1} others wait" if len(waiting) > 1 else " waits"
+            wants = f"{self.who(waiting[0])}{others} until counter "
+            wants += f"{self.schedule.counters[counter]} is {target}"
+            if total[counter] == 0:
+                self.error(f"deadlock: {wants}, and nobody signals it")
+            elif target > total[counter]:
+                self.error(f"deadlock: {wants}, and all signals add up to {total[counter]}")
+            else:
+                self.error(
+                    f"partial wait: {wants}, and all signals add up to {total[counter]}: the last "
+                    "of them is not waited for, and which is last depends on timing"
+                )
+
+    # -- 2: no cycle
+
+    def check_cycles(self) -> list[int] | None:
+        """A topological order of the nodes, or None and an error that shows a cycle."""
+        missing = [0] * len(self.successors)
+        for out in self.successors:
+            for node in out:
+                missing[node] += 1
+        order = [node for node, count in enumerate(missing) if count == 0]
+        for node in order:
+            for after in self.successors[node]:
+                missing[after] -= 1
+                if missing[after] == 0:
+                    order.append(after)
+        if len(order) == len(self.successors):
+            return order
+        cycle = self._shortest_cycle({node for node, count in enumerate(missing) if count})
+        text = " → ".join(map(self._node_name, [*cycle, cycle[0]]))
+        self.error(f"deadlock: a circle, in which each must be done before the next: {text}")
+        return None
+
+    def _node_name(self, node: int) -> str:
+        if node < len(self.items):
+            return self.who(node)
+        return f"counter {self.schedule.counters[node - len(self.items)]}"
+
+    def _shortest_cycle(self, stuck: set[int]) -> list[int]:
+        """Breadth first from some of the nodes that cannot run; the shortest way back.
+
+        From an instruction to any later one of its queue is one step.
+        """
+        best: list[int] = []
+        for start in sorted(stuck)[:: len(stuck) // 16 + 1]:
+            before: dict[int, int] = {}
+            frontier = [start]
+            while frontier and start not in before:
+                following = []
+                for node in frontier:
+                    for after in (*self.successors[node], *self._later_in_queue(node)):
+                        if after in stuck and after not in before:
+                            before[after] = node
+                            following.append(after)
+                frontier = following
+            if start in before:
+                path = [before[start]]
+                while path[-1] != start:
+                    path.append(before[path[-1]])
+                if not best or len(path) < len(best):
+                    best = path[::-1]
+        return best
+
+    def _later_in_queue(self, node: int) -> range:
+        if node >= len(self.items):
+            return range(0)
+        program, place = self.places[node]
+        return range(node + 1, node + len(self.schedule.queues[program]) - place)
+
+    # -- 3: everything once
+
+    def check_coverage(self) -> None:
+        """Each piece of each operation is somebody's, and nobody else's."""
+        shape, done = self.shape, defaultdict[tuple[str, int], list[int]](list)
+        for i, item in enumerate(self.items):
+            for piece in _pieces(item, shape):
+                done[piece].append(i)
+        for name, count in _wanted(shape, self.schedule.head_slots):
+            for number in range(count):
+                by = done.pop((name, number), [])
+                what = _piece_name(name, number, shape)
+                if not by:
+                    self.error(
+                        f"never done: {what}: whoever reads its result reads uninitialised memory"
+                    )
+                elif len(by) > 1:
+                    self.error(f"done twice: {what}, by {self.who(by[0])} and by {self.who(by[1])}")
+        for name, number in done:
+            self.error(f"not part of this step: {_piece_name(name, number, shape)}")
+
+    # -- 4: conflicting pairs in the model's order
+
+    def reach(self, order: list[int]) -> int:
+        """Bit masks of what happens before and after each instruction; the longest chain."""
+        count = len(self.items)
+        masks: list[list[int]] = []
+        for forward in (True, False):
+            mask = [0] * len(self.successors)
+            for node in order if forward else reversed(order):
+                own = 1 << node if node < count else 0
+                if forward:
+                    for after in self.successors[node]:
+                        mask[after] |= mask[node] | own
+                else:
+                    for after in self.successors[node]:
+                        mask[node] |= mask[after] | (1 << after if after < count else 0)
+            masks.append(mask[:count])
+        self.before, self.after = masks
+        depth = [0] * len(self.successors)
+        for node in order:
+            depth[node] += node < count
+            for after in self.successors[node]:
+                depth[after] = max(depth[after], depth[node])
+        return max(depth, default=0)
+
+    def check_order(self) -> int:
+        """Every pair that conflicts, and every read after its write; how many pairs were fine."""
+        earlier, same = self._stage_masks()
+        pairs = 0
+        for cell, readers, writers in self._cells():
+            initialised = 0
+            for w in _bits(writers):
+                others = (readers | writers) & ~(1 << w)
+                first, equal = earlier[self.stages[w]], same[self.stages[w]]
+                wrong = others & first & ~self.before[w]
+                wrong |= others & ~first & ~self.after[w]
+                wrong |= others & equal
+                pairs += others.bit_count() - wrong.bit_count()
+                initialised |= self.after[w]
+                if wrong:
+                    self._explain(cell, w, next(_bits(wrong)), readers)
+            if cell.buffer not in ("EPOCH", "TOKEN", "POSITION") and readers & ~initialised:
+                i = next(_bits(readers & ~initialised))
+                self.error(
+                    f"uninitialised: {self.who(i)} reads {_memory(cell)}, and nothing that "
+                    "certainly ran before has written it"
+                )
+            if len(self.errors) >= MAX_ERRORS:
+                break
+        return pairs
+
+    def _explain(self, cell: Region, w: int, other: int, readers: int) -> None:
+        """The sentence about writer w and another instruction that touches the same memory."""
+        does = "reads" if readers >> other & 1 else "writes"
+        where = _memory(cell)
+        ordered = (self.before[w] | self.after[w]) >> other & 1
+        if not ordered:
+            self.error(
+                f"race: {self.who(w)} writes {where}, {self.who(other)} {does} it, and nothing "
+                "orders the two: the result depends on timing"
+            )
+        elif self.stages[w] == self.stages[other]:
+            self.error(
+                f"conflict: {self.who(w)} and {self.who(other)} are parts of one operation and "
+                f"both touch {where}"
+            )
+        else:
+            first, second = (w, other) if self.after[w] >> other & 1 else (other, w)
+            self.error(
+                f"wrong order: {self.who(first)} runs before {self.who(second)}, after which it "
+                f"comes in the model, and both touch {where}: it sees an old value"
+            )
+
+    def _stage_masks(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Stage → instructions of earlier stages, and of the stage itself."""
+        same: dict[int, int] = defaultdict(int)
+        for i, number in enumerate(self.stages):
+            same[number] |= 1 << i
+        earlier, seen = {}, 0
+        for number in sorted(same):
+            earlier[number] = seen
+            seen |= same[number]
+        return earlier, same
+
+    def _cells(self) -> Iterator[tuple[Region, int, int]]:
+        """(memory, who reads it, who writes it) with every buffer cut at all edges of regions."""
+        touched: dict[Region, list[int]] = defaultdict(lambda: [0, 0])
+        for i, item in enumerate(self.items):
+            for kind, areas in enumerate(regions(item, self.shape)):
+                for area in areas:
+                    touched[area][kind] |= 1 << i
+        by_buffer: dict[str, list[Region]] = defaultdict(list)
+        for area in touched:
+            by_buffer[area.buffer].append(area)
+        for name, areas in by_buffer.items():
+            rows = sorted({edge for a in areas for edge in (a.first_row, a.last_row)})
+            columns = sorted({edge for a in areas for edge in (a.start, a.stop)})
+            row_at = {edge: i for i, edge in enumerate(rows)}
+            column_at = {edge: i for i, edge in enumerate(columns)}
+            grid: dict[tuple[int, int], list[Region]] = defaultdict(list)
+            for a in areas:
+                for r in range(row_at[a.first_row], row_at[a.last_row]):
+                    for c in range(column_at[a.start], column_at[a.stop]):
+                        grid[r, c].append(a)
+            seen = set()
+            for (r, c), covering in grid.items():
+                key = tuple(covering)
+                if key in seen:  # memory that the same instructions touch
+                    continue
+                seen.add(key)
+                readers = writers = 0
+                for a in covering:
+                    readers |= touched[a][0]
+                    writers |= touched[a][1]
+                yield (
+                    Region(name, rows[r], rows[r + 1], columns[c], columns[c + 1]),
+                    readers,
+                    writers,
+                )
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """The positions of a mask's ones."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _memory(cell: Region) -> str:
+    return (
+        f"{cell.buffer} rows {cell.first_row}…{cell.last_row - 1}, "
+        f"columns {cell.start}…{cell.stop - 1}"
+    )
+
+
+def _wrong_words(item: Instruction, schedule: Schedule) -> Iterator[str]:
+    """What is out of range in one instruction."""
+    shape = schedule.shape
+    if item.op not in Op._value2member_map_:
+        yield f"unknown opcode {item.op}"
+        return
+    op, counters = Op(item.op), len(schedule.counters)
+    if op is Op.HALT:
+        yield "HALT inside a queue: nothing behind it would run"
+    if op in range(Op.QKV, Op.HEAD) and not 0 <= item.layer < shape.layers:
+        yield f"layer must be 0…{shape.layers - 1}, got {item.layer}"
+    if op in _TILED and not 0 <= item.begin < item.end <= shape.tiles(op):
+        yield f"tiles must lie in 0…{shape.tiles(op) - 1}, got {item.begin}…{item.end - 1}"
+    if op in (Op.ATTENTION, Op.MERGE):
+        if not 0 <= item.begin < shape.kv_heads or item.end != item.begin + 1:
+            yield f"must be one KV head of {shape.kv_heads}, got {item.begin}…{item.end - 1}"
+        if not 0 <= item.row < shape.batch:
+            yield f"row must be 0…{shape.batch - 1}, got {item.row}"
+    if op is Op.ATTENTION and not 0 <= item.split < shape.splits:
+        yield f"split must be 0…{shape.splits - 1}, got {item.split}"
+    if op is Op.HEAD and not 0 <= item.split < schedule.head_slots:
+        yield f"slot must be 0…{schedule.head_slots - 1}, got {item.split}"
+    if op is Op.PICK and item.end != schedule.head_slots:
+        yield f"must pick from all {schedule.head_slots} slots, picks from {item.end}"
+    for name, counter, amount in (
+        ("wait", item.wait, item.target),
+        ("signal", item.signal, item.amount),
+    ):
+        if not -1 <= counter < counters:
+            yield f"{name} must be a counter 0…{counters - 1} or -1, got {counter}"
+        elif counter >= 0 and amount < 1:
+            word = "target" if name == "wait" else "amount"
+            yield f"{word} of counter {schedule.counters[counter]} must be at least 1, got {amount}"
+
+
+def _pieces(item: Instruction, shape: DecodeShape) -> Iterator[tuple[str, int]]:
+    """(operation, number of the piece) of all that an instruction computes."""
+    op = Op(item.op)
+    if op in (Op.EMBED, Op.PICK):
+        yield op.name, 0
+    elif op in _TILED:
+        for tile in range(item.begin, item.end):
+            yield op.name, item.layer * shape.tiles(op) + tile
+        if op is Op.HEAD:
+            yield "slot", item.split
+    elif op in (Op.ATTENTION, Op.MERGE):
+        number = (item.layer * shape.batch + item.row) * shape.kv_heads + item.begin
+        yield op.name, number * shape.splits + item.split if op is Op.ATTENTION else number
+
+
+def _wanted(shape: DecodeShape, head_slots: int) -> Sequence[tuple[str, int]]:
+    """(operation, pieces) of a whole step."""
+    heads = shape.layers * shape.batch * shape.kv_heads
+    return [
+        (Op.EMBED.name, 1),
+        *((op.name, shape.layers * shape.tiles(op)) for op in _TILED[:-1]),
+        (Op.ATTENTION.name, heads * shape.splits),
+        (Op.MERGE.name, heads if shape.splits > 1 else 0),
+        (Op.HEAD.name, shape.tiles(Op.HEAD)),
+        ("slot", head_slots),
+        (Op.PICK.name, 1),
+    ]
+
+
+def _piece_name(name: str, number: int, shape: DecodeShape) -> str:
+    if name in (Op.EMBED.name, Op.PICK.name):
+        return name
+    if name == "slot":
+        return f"slot {number} of the best tokens"
+    if name == Op.HEAD.name:
+        return f"tile {number} of HEAD"
+    if name in (Op.ATTENTION.name, Op.MERGE.name):
+        text = ""
+        if name == Op.ATTENTION.name:
+            number, split = divmod(number, shape.splits)
+            text = f", split {split}"
+        number, head = divmod(number, shape.kv_heads)
+        layer, row = divmod(number, shape.batch)
+        return f"{name} of layer {layer}, request {row}, KV head {head}{text}"
+    layer, tile = divmod(number, shape.tiles(Op[name]))
+    return f"tile {tile} of {name} in layer {layer}"
