@@ -1,0 +1,482 @@
+"""Starting the megakernel: the tensors it works on, its tile sizes, and one launch a step.
+
+A `Megakernel` is one compiled kernel and one schedule: for a model, a batch and a number of splits.
+It copies no weights: the kernel is given their addresses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minifer.config import ModelConfig
+from minifer.kernels.checks import FLOATS, check_same, check_tensor
+from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
+from minifer.kernels.mega.isa import COUNTER_STRIDE, WORDS, DecodeShape, Instruction, Op, buffers
+from minifer.kernels.mega.kernel import kernel
+from minifer.kernels.mega.schedule import Schedule, assign, build
+from minifer.kernels.mega.shapes import decode_shape
+
+TRITON_DTYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+
+
+class MegakernelError(RuntimeError):
+    """A launch in which a program waited longer than its patience: a fault of the schedule, or
+    programs that were not all resident."""
+
+
+@dataclass(frozen=True)
+class MegakernelOptions:
+    """What can be switched, each without touching the schedule.
+
+    prefetch_bytes: of an instruction's weights, asked for into L2 while it waits, 0 for none.
+    prefetch_registers: load its first weight tile while it waits. epochs: never zero the counters,
+    count launches instead. advance: the step leaves the next one's input behind, so that launches
+    can follow each other without the host. write_logits: fill LOGITS. sample: honour temperatures
+    (otherwise every request is greedy). trace: leave timestamps. patience: failed polls after
+    which a program stops waiting; a poll takes about a microsecond on a GPU.
+    """
+
+    prefetch_bytes: int = 0 if INTERPRETED.value else 65536
+    prefetch_registers: bool = not INTERPRETED.value
+    epochs: bool = False
+    advance: bool = False
+    write_logits: bool = True
+    sample: bool = False
+    trace: bool = False
+    patience: int = 10_000 if INTERPRETED.value else 4_000_000
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}")
+        if self.prefetch_bytes < 0:
+            raise ValueError(f"prefetch_bytes must be at least 0, got {self.prefetch_bytes}")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's matrices and norms, contiguous, of one dtype; `layers` holds, of each layer, the
+    attention norm [D], W_qkv [(H + 2 K) · C, D], W_o [D, H · C], the MLP norm [D], W_gate_up
+    [2 F, D] and W_down [D, F]. embedding and head [V, D] may be the same tensor; norm [D]."""
+
+    layers: Sequence[tuple[Tensor, ...]]
+    embedding: Tensor
+    norm: Tensor
+    head: Tensor
+
+    def check(self, shape: DecodeShape) -> None:
+        """Raises `ValueError` for a tensor that does not fit the shape."""
+        D, F, wide = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
+        layer = {
+            "attention norm": (D,),
+            "qkv": (shape.qkv_rows, D),
+            "output": (D, wide),
+            "MLP norm": (D,),
+            "gate_up": (2 * F, D),
+            "down": (D, F),
+        }
+        if len(self.layers) != shape.layers:
+            raise ValueError(f"weights must have {shape.layers} layers, got {len(self.layers)}")
+        named = {"embedding": (self.embedding, (shape.vocab, D)), "norm": (self.norm, (D,))}
+        named["head"] = (self.head, (shape.vocab, D))
+        for i, tensors in enumerate(self.layers):
+            for (name, size), tensor in zip(layer.items(), tensors, strict=True):
+                named[f"{name} of layer {i}"] = (tensor, size)
+        for name, (tensor, size) in named.items():
+            check_tensor(name, tensor, size, like=self.embedding)
+            check_alignment(name, tensor)
+        check_same("dtype", {name: tensor.dtype for name, (tensor, _) in named.items()})
+
+    def addresses(self) -> Tensor:
+        """int64 [6 L + 3], on the device of the weights."""
+        rest = (self.embedding, self.norm, self.head)
+        tensors = [tensor for layer in self.layers for tensor in layer] + list(rest)
+        return pointers(tensors)
+
+
+def pointers(tensors: Sequence[Tensor]) -> Tensor:
+    """Their addresses, int64, on their device."""
+    return torch.tensor(
+        [t.data_ptr() for t in tensors], dtype=torch.int64, device=tensors[0].device
+    )
+
+
+def check_alignment(name: str, tensor: Tensor) -> None:
+    """Raises `ValueError` unless the tensor starts at a multiple of 16 bytes: the kernel loads 16
+    bytes at a time."""
+    if tensor.data_ptr() % 16:
+        raise ValueError(
+            f"{name} must start at a multiple of 16 bytes, got address {tensor.data_ptr():#x}: "
+            "copy it with .clone()"
+        )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of tiles: kernel.py's ROWS, BK, SLICES, BT, GP, and how it is compiled."""
+
+    rows: int
+    block_k: int
+    slices: int
+    block_t: int
+    group: int
+    warps: int = 8
+    stages: int = 4
+
+    @classmethod
+    def for_gpu(cls, shape: DecodeShape, dtype: torch.dtype, stages: int = 4) -> Tiles:
+        """16 KiB of 16-bit weights a tile, three of them on their way: what an SM must have in
+        flight to be as fast as its share of the memory (Little's law). `stages`: 4 where a block
+        may have 227 KiB of shared memory (sm_90, sm_100), 3 for 163 KiB (sm_80), 2 for 64 KiB."""
+        block_k = 512 if dtype.itemsize == 2 else 256
+        slices = 0 if shape.batch == 1 else 8
+        group = max(16, triton.next_power_of_2(shape.group))
+        return cls(shape.tile, block_k, slices, 64, group, 8, stages)
+
+    @classmethod
+    def for_interpreter(cls, shape: DecodeShape, schedule: Schedule) -> Tiles:
+        """As much as possible at once: an operation costs the same 20 to 50 µs whatever its size."""
+        widest = max(shape.hidden, shape.intermediate, shape.heads * shape.head_dim)
+        tiles = max(
+            (item.end - item.begin) * (2 if item.op == Op.GATE_UP else 1)
+            for queue in schedule.queues
+            for item in queue
+        )
+        rows = min(triton.next_power_of_2(tiles * shape.tile), 1024)
+        group = triton.next_power_of_2(shape.group)
+        slices = 0 if shape.batch == 1 else 1
+        return cls(rows, triton.next_power_of_2(widest), slices, 128, group, 1, 1)
+
+
+def constants(
+    shape: DecodeShape,
+    tiles: Tiles,
+    dtype: torch.dtype,
+    cache: torch.dtype,
+    eps: float,
+    block_size: int,
+    head_slots: int,
+    interpreted: bool,
+) -> dict[str, Any]:
+    """The kernel's constants up to its switches, in its order."""
+    B = shape.batch
+    return {
+        "DTYPE": TRITON_DTYPES[dtype],
+        "CACHE_DTYPE": TRITON_DTYPES[cache],
+        "DOT": tl.float32 if interpreted else TRITON_DTYPES[dtype],
+        "EPS": eps,
+        "B": B,
+        "BP": 1 if B == 1 else max(8, B),
+        "L": shape.layers,
+        "D": shape.hidden,
+        "F": shape.intermediate,
+        "H": shape.heads,
+        "K": shape.kv_heads,
+        "C": shape.head_dim,
+        "V": shape.vocab,
+        "S": shape.splits,
+        "P": block_size,
+        "HEAD_SLOTS": head_slots,
+        "TILE": shape.tile,
+        "ROWS": tiles.rows,
+        "BK": tiles.block_k,
+        "SLICES": tiles.slices,
+        "BT": tiles.block_t,
+        "GP": tiles.group,
+        "CP": triton.next_power_of_2(shape.head_dim),
+        "SLOTS": triton.next_power_of_2(head_slots),
+        "STAGES": tiles.stages,
+    }
+
+
+def resident_programs(device: torch.device) -> int:
+    """How many programs can wait for each other: one a streaming multiprocessor of a GPU (eight
+    warps with 200 registers a thread leave no room for a second). In the interpreter one, for
+    there a program runs to its end before the next begins."""
+    if device.type == "cpu":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class Megakernel:
+    """One decode step for up to `batch` requests, any number of times.
+
+    config: the model's sizes. keys, values: one [N, P, K, C] tensor a layer. rope: float32
+    [positions, C], cos and then sin of every position that can occur. splits: S, a power of two.
+    max_blocks: width of the block tables. num_programs: at most what can be resident, by default
+    all of it. schedule: instead of the default one, for these sizes. capacity: how many tokens
+    GENERATED holds for each request. Raises `ValueError` for a model without instructions, sizes
+    that do not fit, and weights of mixed dtypes or misaligned.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        rope: Tensor,
+        *,
+        batch: int = 1,
+        splits: int = 1,
+        max_blocks: int = 1,
+        tile: int = 16,
+        num_programs: int | None = None,
+        options: MegakernelOptions | None = None,
+        schedule: Schedule | None = None,
+        tiles: Tiles | None = None,
+        capacity: int = 1,
+    ) -> None:
+        self.shape = shape = decode_shape(config, batch, splits, tile)
+        self.options = options or MegakernelOptions()
+        self.device = device = weights.embedding.device
+        weights.check(shape)
+        check_tensor("rope", rope, (None, shape.head_dim), (torch.float32,), weights.embedding)
+        caches = [tensor for pair in zip(keys, values, strict=True) for tensor in pair]
+        if len(caches) != 2 * shape.layers:
+            raise ValueError(f"keys must have {shape.layers} layers, got {len(keys)}")
+        for i, cache in enumerate(caches):
+            name = f"{'keys' if i % 2 == 0 else 'values'} of layer {i // 2}"
+            check_tensor(name, cache, (None, None, *caches[0].shape[2:]), FLOATS, rope)
+            check_alignment(name, cache)
+        sizes = (shape.kv_heads, shape.head_dim)
+        check_tensor("keys of layer 0", caches[0], (None, None, *sizes))
+        self.block_size = caches[0].shape[1]
+        if max_blocks < 1:
+            raise ValueError(f"max_blocks must be at least 1, got {max_blocks}")
+
+        resident = resident_programs(device)
+        if schedule is None:
+            count = min(num_programs or resident, resident)
+            schedule = assign(build(shape, count), count)
+        if schedule.shape != shape:
+            raise ValueError(f"schedule must be for {shape}, got {schedule.shape}")
+        self.schedule, self.num_programs = schedule, len(schedule.queues)
+        self.tiles = tiles or (
+            Tiles.for_interpreter(shape, schedule)
+            if INTERPRETED.value
+            else Tiles.for_gpu(shape, weights.embedding.dtype)
+        )
+        self._keep = (weights, caches, rope)  # the kernel knows only their addresses
+        self._tensors = self._allocate(weights, caches, rope, max_blocks, capacity)
+        self._constants = self._make_constants(weights.embedding.dtype, caches[0].dtype, config)
+
+    def _allocate(
+        self,
+        weights: Weights,
+        caches: Sequence[Tensor],
+        rope: Tensor,
+        max_blocks: int,
+        capacity: int,
+    ) -> dict[str, Any]:
+        """The kernel's first arguments, in its order."""
+        B, device = self.shape.batch, self.device
+        packed = self.schedule.packed()
+        programs, longest = len(packed), len(packed[0])
+        marks = (programs, longest, 3) if self.options.trace else (1,)
+
+        def ints(*size: int, fill: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.full(size, fill, dtype=dtype, device=device)
+
+        state = {"EPOCH", "TOKEN", "POSITION"}
+        handed = {
+            name: torch.zeros(size, device=device)
+            for name, size in buffers(self.shape, self.schedule.head_slots).items()
+            if name[1:].isdigit() is False and name not in state
+        }
+        handed["BEST_ID"] = handed["BEST_ID"].int()
+        return {
+            "INSTRUCTIONS": torch.tensor(packed, dtype=torch.int32, device=device),
+            "COUNTERS": ints(max(1, len(self.schedule.counters)) * COUNTER_STRIDE),
+            "EPOCH": ints(1, 1, fill=1),
+            "ERRORS": ints(programs),
+            "MARKS": ints(*marks, dtype=torch.int64),
+            "WEIGHTS": weights.addresses(),
+            "CACHES": pointers(caches),
+            "ROPE": rope,
+            "TABLES": ints(B, max_blocks),
+            "TOKEN": ints(B, 1),
+            "POSITION": ints(B, 1, fill=-1),
+            "INDEX": ints(B),
+            "SEED": ints(B, dtype=torch.int64),
+            "TEMPERATURE": torch.zeros(B, device=device),
+            "GENERATED": ints(B, capacity, fill=-1),
+            **handed,
+            "longest": longest,
+            "max_blocks": max_blocks,
+            "capacity": capacity,
+            "patience": self.options.patience,
+        }
+
+    def _make_constants(
+        self, dtype: torch.dtype, cache: torch.dtype, config: ModelConfig
+    ) -> dict[str, Any]:
+        options = self.options
+        return {
+            **constants(
+                self.shape, self.tiles, dtype, cache, config.rms_norm_eps, self.block_size,
+                self.schedule.head_slots, INTERPRETED.value,
+            ),
+            "PREFETCH_BYTES": options.prefetch_bytes,
+            "PREFETCH_REGISTERS": options.prefetch_registers,
+            "EPOCHS": options.epochs,
+            "ADVANCE": options.advance,
+            "WRITE_LOGITS": options.write_logits,
+            "SAMPLE": options.sample,
+            "TRACE": options.trace,
+        }  # fmt: skip
+
+    # -- a step
+
+    def set_step(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        *,
+        seeds: Sequence[int] | None = None,
+        indices: Sequence[int] | None = None,
+        temperatures: Sequence[float] | None = None,
+    ) -> None:
+        """The next step's requests, at most `batch`: what each reads, where it stands, where its
+        context lies. Rows that are left over are padding: position −1.
+
+        seeds, indices, temperatures: of the draws; 0 by default. Raises `ValueError` for numbers
+        that do not fit.
+        """
+        count, B = len(tokens), self.shape.batch
+        width = self._tensors["max_blocks"]
+        if not 1 <= count <= B:
+            raise ValueError(f"tokens must hold 1 to {B} requests, got {count}")
+        for name, values in (("positions", positions), ("block_tables", block_tables)):
+            if len(values) != count:
+                raise ValueError(f"{name} must hold {count} requests, got {len(values)}")
+        for name, values, limit in (
+            ("tokens", tokens, self.shape.vocab),
+            ("positions", positions, self._tensors["ROPE"].shape[0]),
+        ):
+            if not all(0 <= value < limit for value in values):
+                raise ValueError(f"{name} must lie in [0, {limit}), got {list(values)}")
+        for position, table in zip(positions, block_tables, strict=True):
+            if not position // self.block_size < len(table):
+                raise ValueError(
+                    f"block_tables must hold a block for position {position}, got {len(table)} "
+                    f"blocks of {self.block_size}"
+                )
+        needed = [p // self.block_size + 1 for p in positions]
+        if max(needed) > width:
+            raise ValueError(f"block_tables must have at most {width} blocks, got {max(needed)}")
+        tables = [list(table[:width]) + [0] * (width - len(table)) for table in block_tables] + [
+            [0] * width
+        ] * (B - count)
+        rest = B - count
+        self._put("TOKEN", [*tokens] + [0] * rest)
+        self._put("POSITION", [*positions] + [-1] * rest)
+        self._put("TABLES", tables)
+        self._put("INDEX", [*(indices or [0] * count)] + [0] * rest)
+        wrapped = [(seed + 2**63) % 2**64 - 2**63 for seed in seeds or [0] * count]
+        self._put("SEED", wrapped + [0] * rest)
+        self._put("TEMPERATURE", [*(temperatures or [0.0] * count)] + [0.0] * rest)
+
+    def _put(self, name: str, values: Sequence[Any]) -> None:
+        tensor = self._tensors[name]
+        tensor.copy_(torch.tensor(values, dtype=tensor.dtype).view(tensor.shape))
+
+    def launch(self) -> None:
+        """One step; nothing comes back to the host, so it can be captured in a CUDA graph."""
+        if not self.options.epochs:
+            self._tensors["COUNTERS"].zero_()
+        if INTERPRETED.value:
+            kernel[(self.num_programs,)](**self.kernel_args())
+        else:
+            kernel[(self.num_programs,)](
+                **self.kernel_args(),
+                num_warps=self.tiles.warps,
+                num_stages=self.tiles.stages,
+                launch_cooperative_grid=True,
+                **COMPILE_OPTIONS,
+            )
+
+    def check(self) -> None:
+        """Wait for the launches so far. Raises `MegakernelError` when a program gave up in one of
+        them; the counters are as new afterwards."""
+        errors = self._tensors["ERRORS"].tolist()
+        failed = {program: at - 1 for program, at in enumerate(errors) if at}
+        if not failed:
+            return
+        program = min(failed, key=lambda p: (failed[p], p))
+        message = self._explain(program, failed[program])
+        self.reset()
+        raise MegakernelError(f"{message}; {len(failed)} of {self.num_programs} programs gave up")
+
+    def _explain(self, program: int, at: int) -> str:
+        item = self.schedule.queues[program][at]
+        stands = int(self._tensors["COUNTERS"][item.wait * COUNTER_STRIDE])
+        return (
+            f"program {program} gave up at its instruction {at}, {Op(item.op).name} of layer "
+            f"{item.layer}, waiting for {self.schedule.counters[item.wait]} ≥ {item.target}, "
+            f"which stands at {stands}, after {self.options.patience} polls"
+        )
+
+    def reset(self) -> None:
+        """Counters, epoch and errors as before the first launch."""
+        self._tensors["COUNTERS"].zero_()
+        self._tensors["ERRORS"].zero_()
+        self._tensors["EPOCH"].fill_(1)
+
+    # -- what others look at
+
+    @property
+    def logits(self) -> Tensor:
+        """float32 [B, V] of the last step; overwritten by the next."""
+        return self._tensors["LOGITS"]
+
+    @property
+    def tokens(self) -> Tensor:
+        """int32 [B]: the tokens that the last step picked."""
+        return self._tensors["TOKEN"][:, 0]
+
+    @property
+    def generated(self) -> Tensor:
+        """int32 [B, capacity], with `advance`: the token of each output index, −1 for none yet."""
+        return self._tensors["GENERATED"]
+
+    @property
+    def marks(self) -> Tensor:
+        """int64 [programs, longest, 3], with `trace`: nanoseconds; 0 where there is nothing."""
+        return self._tensors["MARKS"]
+
+    def kernel_args(self) -> dict[str, Any]:
+        """Every argument of `kernel`, by name and in its order."""
+        return {**self._tensors, **self._constants}
+
+    def buffers_by_name(self) -> dict[str, Tensor]:
+        """The tensors behind `isa.buffers`: each [rows, columns], but `K3` and `V3`, which are the
+        whole caches [N, P, K, C]: request b's row of them lies at `new_slots()[b]`."""
+        names = buffers(self.shape, self.schedule.head_slots)
+        caches = self._keep[1]
+        found = {f"{'KV'[i % 2]}{i // 2}": cache for i, cache in enumerate(caches)}
+        return {name: found[name] if name in found else self._tensors[name] for name in names}
+
+    def new_slots(self) -> list[int]:
+        """The flat KV slot (block · P + offset) that each request's step writes, −1 for none."""
+        positions, tables = (
+            self._tensors["POSITION"][:, 0].tolist(),
+            self._tensors["TABLES"].tolist(),
+        )
+        P = self.block_size
+        return [
+            table[p // P] * P + p % P if p >= 0 else -1
+            for p, table in zip(positions, tables, strict=True)
+        ]
