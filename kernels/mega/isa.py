@@ -107,6 +107,8 @@ class DecodeShape:
         for name in ("tile", "splits"):
             if getattr(self, name) & (getattr(self, name) - 1):
                 raise ValueError(f"{name} must be a power of two, got {getattr(self, name)}")
+        if self.tile < 2:
+            raise ValueError("tile must be at least 2, both halves of a RoPE pair, got 1")
 
     @property
     def group(self) -> int:
@@ -175,7 +177,8 @@ def buffers(shape: DecodeShape, head_slots: int) -> dict[str, tuple[int, int]]:
     """Name → [rows, columns] of everything that instructions hand to each other.
 
     `K3`, `V3` are what this step appends to layer 3's cache: B new tokens of K · C numbers,
-    wherever the block tables put them. What is older is only read.
+    wherever the block tables put them. What is older is only read. INDEX is the number of the
+    output token, which the noise of a draw depends on.
     """
     B, H, C = shape.batch, shape.heads, shape.head_dim
     caches = {f"{kind}{i}": (B, shape.kv_heads * C) for i in range(shape.layers) for kind in "KV"}
@@ -183,6 +186,7 @@ def buffers(shape: DecodeShape, head_slots: int) -> dict[str, tuple[int, int]]:
         "EPOCH": (1, 1),
         "TOKEN": (B, 1),
         "POSITION": (B, 1),
+        "INDEX": (B, 1),
         "X": (B, shape.hidden),
         "Q": (B, H * C),
         **caches,
@@ -209,7 +213,7 @@ def regions(item: Instruction, shape: DecodeShape) -> tuple[list[Region], list[R
     reads, writes = [epoch], []
     x, tile_of_x = every("X", 0, shape.hidden), every("X", begin, end)
     if op is Op.EMBED:
-        reads += [every("TOKEN", 0, 1)]
+        reads += [every("TOKEN", 0, 1), every("POSITION", 0, 1)]
         writes += [x]
     elif op is Op.QKV:
         reads += [x, every("POSITION", 0, 1)]
@@ -242,14 +246,14 @@ def regions(item: Instruction, shape: DecodeShape) -> tuple[list[Region], list[R
         reads += [every("HIDDEN", 0, shape.intermediate), tile_of_x]
         writes += [tile_of_x]
     elif op is Op.HEAD:
-        reads += [x, every("POSITION", 0, 1)]
+        reads += [x, every("INDEX", 0, 1)]
         slot = (item.split, item.split + 1)
         writes += [every("LOGITS", begin, end), every("BEST", *slot), every("BEST_ID", *slot)]
     elif op is Op.PICK:
         reads += [every("BEST", 0, item.end), every("BEST_ID", 0, item.end)]
-        state = [every("TOKEN", 0, 1), every("POSITION", 0, 1), epoch]
-        reads += [every("POSITION", 0, 1)]
-        writes += state
+        state = [every("POSITION", 0, 1), every("INDEX", 0, 1)]
+        reads += state
+        writes += [every("TOKEN", 0, 1), *state, epoch]
     return reads, writes
 
 
