@@ -41,14 +41,15 @@ What this trusts: `isa.regions`. The reference machine and the co-simulator chec
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minifer.kernels.mega.isa import DecodeShape, Instruction, Op, Region, regions
+from minifer.kernels.mega.coverage import coverage_errors, describe, wrong_words
+from minifer.kernels.mega.isa import Region, regions
 from minifer.kernels.mega.schedule import Schedule, stage
 
 MAX_ERRORS = 20
-_TILED = (Op.QKV, Op.OUTPUT, Op.GATE_UP, Op.DOWN, Op.HEAD)
+STATE = ("EPOCH", "TOKEN", "POSITION", "INDEX")  # what a step finds and leaves changed
 
 
 @dataclass(frozen=True)
@@ -78,30 +79,13 @@ def verify(schedule: Schedule) -> Report:
     num_pairs = critical = 0
     if not proof.check_words():  # a wrong word has no meaning that more could be said about
         proof.check_counters()
-        proof.check_coverage()
+        for text in coverage_errors(schedule):  # 3: everything once
+            proof.error(text)
         order = proof.check_cycles()
         if order is not None:
             critical = proof.reach(order)
             num_pairs = proof.check_order()
     return Report(tuple(proof.errors), len(proof.items), num_pairs, longest, critical)
-
-
-def describe(schedule: Schedule, program: int, place: int) -> str:
-    """An instruction for a message: "OUTPUT of layer 3, tiles 4…5 (program 17, place 12)"."""
-    item = schedule.queues[program][place]
-    name = item.op if item.op not in Op._value2member_map_ else Op(item.op).name
-    text = f"{name}"
-    if item.op in range(Op.QKV, Op.HEAD):
-        text += f" of layer {item.layer}"
-    if item.op in _TILED:
-        text += f", tiles {item.begin}…{item.end - 1}"
-    if item.op == Op.HEAD:
-        text += f", slot {item.split}"
-    if item.op in (Op.ATTENTION, Op.MERGE):
-        text += f", request {item.row}, KV head {item.begin}"
-    if item.op == Op.ATTENTION:
-        text += f", split {item.split}"
-    return f"{text} (program {program}, place {place})"
 
 
 class _Proof:
@@ -118,7 +102,7 @@ class _Proof:
         ]
 
     def who(self, i: int) -> str:
-        return describe(self.schedule, *self.places[i])
+        return describe(self.items[i], *self.places[i])
 
     def error(self, text: str) -> None:
         if len(self.errors) < MAX_ERRORS:
@@ -129,7 +113,7 @@ class _Proof:
     def check_words(self) -> bool:
         """Every field of every instruction in its range; True if one is not."""
         for i, item in enumerate(self.items):
-            for text in _wrong_words(item, self.schedule):
+            for text in wrong_words(item, self.schedule):
                 self.error(f"{self.who(i)}: {text}")
         return bool(self.errors)
 
@@ -224,27 +208,6 @@ class _Proof:
         program, place = self.places[node]
         return range(node + 1, node + len(self.schedule.queues[program]) - place)
 
-    # -- 3: everything once
-
-    def check_coverage(self) -> None:
-        """Each piece of each operation is somebody's, and nobody else's."""
-        shape, done = self.shape, defaultdict[tuple[str, int], list[int]](list)
-        for i, item in enumerate(self.items):
-            for piece in _pieces(item, shape):
-                done[piece].append(i)
-        for name, count in _wanted(shape, self.schedule.head_slots):
-            for number in range(count):
-                by = done.pop((name, number), [])
-                what = _piece_name(name, number, shape)
-                if not by:
-                    self.error(
-                        f"never done: {what}: whoever reads its result reads uninitialised memory"
-                    )
-                elif len(by) > 1:
-                    self.error(f"done twice: {what}, by {self.who(by[0])} and by {self.who(by[1])}")
-        for name, number in done:
-            self.error(f"not part of this step: {_piece_name(name, number, shape)}")
-
     # -- 4: conflicting pairs in the model's order
 
     def reach(self, order: list[int]) -> int:
@@ -286,7 +249,7 @@ class _Proof:
                 initialised |= self.after[w]
                 if wrong:
                     self._explain(cell, w, next(_bits(wrong)), readers)
-            if cell.buffer not in ("EPOCH", "TOKEN", "POSITION") and readers & ~initialised:
+            if cell.buffer not in STATE and readers & ~initialised:
                 i = next(_bits(readers & ~initialised))
                 self.error(
                     f"uninitialised: {self.who(i)} reads {_memory(cell)}, and nothing that "
@@ -379,86 +342,3 @@ def _memory(cell: Region) -> str:
         f"{cell.buffer} rows {cell.first_row}…{cell.last_row - 1}, "
         f"columns {cell.start}…{cell.stop - 1}"
     )
-
-
-def _wrong_words(item: Instruction, schedule: Schedule) -> Iterator[str]:
-    """What is out of range in one instruction."""
-    shape = schedule.shape
-    if item.op not in Op._value2member_map_:
-        yield f"unknown opcode {item.op}"
-        return
-    op, counters = Op(item.op), len(schedule.counters)
-    if op is Op.HALT:
-        yield "HALT inside a queue: nothing behind it would run"
-    if op in range(Op.QKV, Op.HEAD) and not 0 <= item.layer < shape.layers:
-        yield f"layer must be 0…{shape.layers - 1}, got {item.layer}"
-    if op in _TILED and not 0 <= item.begin < item.end <= shape.tiles(op):
-        yield f"tiles must lie in 0…{shape.tiles(op) - 1}, got {item.begin}…{item.end - 1}"
-    if op in (Op.ATTENTION, Op.MERGE):
-        if not 0 <= item.begin < shape.kv_heads or item.end != item.begin + 1:
-            yield f"must be one KV head of {shape.kv_heads}, got {item.begin}…{item.end - 1}"
-        if not 0 <= item.row < shape.batch:
-            yield f"row must be 0…{shape.batch - 1}, got {item.row}"
-    if op is Op.ATTENTION and not 0 <= item.split < shape.splits:
-        yield f"split must be 0…{shape.splits - 1}, got {item.split}"
-    if op is Op.HEAD and not 0 <= item.split < schedule.head_slots:
-        yield f"slot must be 0…{schedule.head_slots - 1}, got {item.split}"
-    if op is Op.PICK and item.end != schedule.head_slots:
-        yield f"must pick from all {schedule.head_slots} slots, picks from {item.end}"
-    for name, counter, amount in (
-        ("wait", item.wait, item.target),
-        ("signal", item.signal, item.amount),
-    ):
-        if not -1 <= counter < counters:
-            yield f"{name} must be a counter 0…{counters - 1} or -1, got {counter}"
-        elif counter >= 0 and amount < 1:
-            word = "target" if name == "wait" else "amount"
-            yield f"{word} of counter {schedule.counters[counter]} must be at least 1, got {amount}"
-
-
-def _pieces(item: Instruction, shape: DecodeShape) -> Iterator[tuple[str, int]]:
-    """(operation, number of the piece) of all that an instruction computes."""
-    op = Op(item.op)
-    if op in (Op.EMBED, Op.PICK):
-        yield op.name, 0
-    elif op in _TILED:
-        for tile in range(item.begin, item.end):
-            yield op.name, item.layer * shape.tiles(op) + tile
-        if op is Op.HEAD:
-            yield "slot", item.split
-    elif op in (Op.ATTENTION, Op.MERGE):
-        number = (item.layer * shape.batch + item.row) * shape.kv_heads + item.begin
-        yield op.name, number * shape.splits + item.split if op is Op.ATTENTION else number
-
-
-def _wanted(shape: DecodeShape, head_slots: int) -> Sequence[tuple[str, int]]:
-    """(operation, pieces) of a whole step."""
-    heads = shape.layers * shape.batch * shape.kv_heads
-    return [
-        (Op.EMBED.name, 1),
-        *((op.name, shape.layers * shape.tiles(op)) for op in _TILED[:-1]),
-        (Op.ATTENTION.name, heads * shape.splits),
-        (Op.MERGE.name, heads if shape.splits > 1 else 0),
-        (Op.HEAD.name, shape.tiles(Op.HEAD)),
-        ("slot", head_slots),
-        (Op.PICK.name, 1),
-    ]
-
-
-def _piece_name(name: str, number: int, shape: DecodeShape) -> str:
-    if name in (Op.EMBED.name, Op.PICK.name):
-        return name
-    if name == "slot":
-        return f"slot {number} of the best tokens"
-    if name == Op.HEAD.name:
-        return f"tile {number} of HEAD"
-    if name in (Op.ATTENTION.name, Op.MERGE.name):
-        text = ""
-        if name == Op.ATTENTION.name:
-            number, split = divmod(number, shape.splits)
-            text = f", split {split}"
-        number, head = divmod(number, shape.kv_heads)
-        layer, row = divmod(number, shape.batch)
-        return f"{name} of layer {layer}, request {row}, KV head {head}{text}"
-    layer, tile = divmod(number, shape.tiles(Op[name]))
-    return f"tile {tile} of {name} in layer {layer}"
