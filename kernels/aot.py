@@ -1,20 +1,20 @@
 """Ahead-of-time compilation for GPUs that are not there, and what came out of it.
 
-The triton wheel brings all it takes: ptxas and LLVM's AMD back end to compile, cuobjdump to look
-inside. A process that compiles must have imported triton without TRITON_INTERPRET, see `mode.py`;
-`aot_report.py` starts such processes.
+The triton wheel brings all it takes: ptxas and LLVM's AMD back end to compile, cuobjdump and
+nvdisasm to look inside (`machine_code.py`). A process that compiles must have imported triton
+without TRITON_INTERPRET, see `mode.py`; `aot_report.py` starts such processes.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from minifer.kernels import machine_code
+from minifer.kernels.machine_code import load_bits
 
 NVIDIA = ("sm_80", "sm_90", "sm_100")
 TARGETS = (*NVIDIA, "gfx942")
@@ -87,7 +87,7 @@ class CompiledKernel:
 
     def loads(self, bits: int = 1) -> int:
         """Instructions that load from global memory, at least so many bits a thread."""
-        return sum(n for name, n in self.instructions.items() if _load_bits(name) >= bits)
+        return sum(n for name, n in self.instructions.items() if load_bits(name) >= bits)
 
     @property
     def matrix_instructions(self) -> int:
@@ -102,6 +102,17 @@ def compile_case(
 
     keep: texts wanted in `asm`: "ttgir", "llir", "ptx" and "sass", or "amdgcn".
     """
+    row, cubin = build(case, target, kernel, keep)
+    return disassembled([(row, cubin)], nvidia_tool("nvdisasm"), keep)[0]
+
+
+def build(
+    case: AotCase, target: str, kernel: str = "", keep: Sequence[str] = ()
+) -> tuple[CompiledKernel, bytes]:
+    """`compile_case` up to the machine code: the cubin's instructions are not counted yet.
+
+    The cubin is empty where there is none: for AMD, or after an error.
+    """
     row = CompiledKernel(
         kernel=kernel or getattr(case.kernel, "__name__", ""),
         case=case.name,
@@ -115,11 +126,55 @@ def compile_case(
     try:
         compiled = _compile(case, target)
     except Exception as error:  # triton's compilers raise what they like
-        return replace(row, error=_one_line(error), seconds=time.perf_counter() - start)
-    row = replace(row, shared_bytes=compiled.metadata.shared, seconds=time.perf_counter() - start)
-    found, texts = _look_inside(compiled, target)
-    asm = {kind: text for kind, text in texts.items() if kind in keep}
-    return replace(row, error=_over_a_limit(compiled.metadata, target), asm=asm, **found)
+        seconds = time.perf_counter() - start
+        return replace(row, error=_one_line(error), seconds=seconds), b""
+    row = replace(
+        row,
+        shared_bytes=compiled.metadata.shared,
+        seconds=time.perf_counter() - start,
+        error=_over_a_limit(compiled.metadata, target),
+        asm={kind: compiled.asm[kind] for kind in keep if kind in compiled.asm},
+    )
+    if target not in NVIDIA:
+        return replace(row, **machine_code.amdgcn_facts(compiled.asm["amdgcn"])), b""
+    cubin: bytes = compiled.asm["cubin"]
+    tool = nvidia_tool("cuobjdump")
+    if not tool:
+        return replace(row, missing=_MISSING.format("cuobjdump")), cubin
+    return replace(row, **machine_code.cubin_resources(tool, cubin)), cubin
+
+
+def disassembled(
+    built: Sequence[tuple[CompiledKernel, bytes]], nvdisasm: str, keep: Sequence[str] = ()
+) -> list[CompiledKernel]:
+    """The rows with the instructions of their cubins. nvdisasm: the program's path, or ""."""
+    rows = [row for row, _ in built]
+    for target in NVIDIA:
+        places = [i for i, (row, cubin) in enumerate(built) if cubin and row.target == target]
+        if not nvdisasm:
+            for i in places:
+                missing = "; ".join(filter(None, (rows[i].missing, _MISSING.format("nvdisasm"))))
+                rows[i] = replace(rows[i], missing=missing)
+            continue
+        texts = machine_code.disassemble(nvdisasm, target, [built[i][1] for i in places])
+        for i, sass in zip(places, texts, strict=True):
+            asm = {**rows[i].asm, "sass": sass} if "sass" in keep else rows[i].asm
+            rows[i] = replace(rows[i], asm=asm, **machine_code.sass_facts(sass))
+    return rows
+
+
+_MISSING = "{} is not in this triton, so not all could be looked at"
+
+
+def nvidia_tool(name: str) -> str:
+    """The path of a program that the triton wheel brings; "" where it does not."""
+    from triton import knobs
+
+    try:
+        path: str = getattr(knobs.nvidia, name).path
+    except RuntimeError:  # "Cannot find …"
+        return ""
+    return path
 
 
 def _compile(case: AotCase, target: str) -> Any:
@@ -180,78 +235,3 @@ def _over_a_limit(metadata: Any, target: str) -> str:
     if columns > _TENSOR_MEMORY_COLUMNS:
         return f"asks for {columns} columns of tensor memory, an SM has {_TENSOR_MEMORY_COLUMNS}"
     return ""
-
-
-def _look_inside(compiled: Any, target: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields of `CompiledKernel` that the machine code tells, and all texts."""
-    texts = {kind: text for kind, text in compiled.asm.items() if isinstance(text, str)}
-    if target not in NVIDIA:
-        return read_amdgcn(texts["amdgcn"]), texts
-    try:
-        dump = _cuobjdump(compiled.asm["cubin"])
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        return {"missing": f"cuobjdump, which triton brings: {_one_line(error)}"}, texts
-    return read_cuobjdump(dump), {**texts, "sass": dump}
-
-
-def _cuobjdump(cubin: bytes) -> str:
-    from triton import knobs
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def read_cuobjdump(dump: str) -> dict[str, Any]:
-    """Registers, stack and instructions from what `cuobjdump -res-usage -sass` prints."""
-    usage = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", dump)
-    names = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", dump)
-    instructions = Counter(map(_sass_name, names))
-    return {
-        "registers": max(int(registers) for registers, _, _ in usage),
-        "stack_bytes": max(int(stack) + int(local) for _, stack, local in usage),
-        "spills": instructions["STL"] + instructions["LDL"],
-        "code_bytes": 16 * len(names),  # every instruction since sm_70 has 16 bytes
-        "instructions": dict(instructions.most_common()),
-    }
-
-
-def _sass_name(name: str) -> str:
-    """LDG.E.128.CONSTANT → LDG.128, HGMMA.64x16x16.F32 → HGMMA, LDG.E.U16 → LDG.16."""
-    base, *modifiers = name.split(".")
-    if base not in ("LDG", "LDGSTS", "STG", "LDS", "STS"):
-        return base
-    width = next((m for m in modifiers if re.fullmatch(r"[US]?(8|16|64|128|256)", m)), "32")
-    return f"{base}.{width.lstrip('US')}"
-
-
-def read_amdgcn(text: str) -> dict[str, Any]:
-    """Registers, spills and instructions from the AMD back end's assembly."""
-    numbers = {
-        key: int(value)
-        for key, value in re.findall(r"^\s+\.(\w+_count|private_\w+_size):\s+(\d+)", text, re.M)
-    }
-    names = re.findall(r"^\t([a-z]+_\w+)", text, re.M)
-    code = re.search(r"codeLenInByte = (\d+)", text)
-    return {
-        "registers": numbers["vgpr_count"],
-        "spills": numbers["vgpr_spill_count"],
-        "scalar_registers": numbers["sgpr_count"],
-        "scalar_spills": numbers["sgpr_spill_count"],
-        "stack_bytes": numbers["private_segment_fixed_size"],
-        "code_bytes": int(code[1]) if code else None,
-        "instructions": dict(Counter(re.sub(r"_e(32|64)$", "", n) for n in names).most_common()),
-    }
-
-
-def _load_bits(name: str) -> int:
-    """Width of a load from global memory; 0 for any other instruction."""
-    if match := re.fullmatch(r"(?:LDG|LDGSTS)\.(\d+)", name):
-        return int(match[1])
-    if match := re.match(
-        r"(?:global|buffer)_load_(?:lds_)?([us]?)(byte|short|dword)(?:x(\d))?", name
-    ):
-        return {"byte": 8, "short": 16, "dword": 32}[match[2]] * int(match[3] or 1)
-    return 0

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import IO, Any
 
-from minifer.kernels.aot import TARGETS, CompiledKernel, compile_case
+from minifer.kernels.aot import TARGETS, CompiledKernel, build, disassembled, nvidia_tool
 from minifer.kernels.registry import KERNELS, cases
 
 Progress = Callable[[CompiledKernel], object]
@@ -65,27 +66,36 @@ def compile_kernels(
             raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
     job = {"targets": list(targets), "names": list(names), "modules": dict(modules)}
     with tempfile.TemporaryDirectory(prefix="minifer-aot-") as folder:
+        job |= {"keep": list(keep), "folder": folder}
         shares = [
-            _Share(job | {"keep": list(keep), "part": [part, jobs]}, cache_dir or folder, progress)
+            _Share(job | {"part": [part, jobs]}, cache_dir or folder, progress)
             for part in range(jobs)
         ]
         with ThreadPoolExecutor(jobs) as pool:
             rows = [row for part in pool.map(_Share.run, shares) for row in part]
+        rows.sort(key=lambda numbered: numbered[0])
+        built = [(row, _cubin(folder, number)) for number, row in rows]
     if not rows:
         wanted = f"called {' or '.join(names)}" if names else "at all"
         raise ValueError(
             f"no kernel or case {wanted} is made for {', '.join(targets)}; "
             f"kernels: {', '.join(modules)}"
         )
-    rows.sort(key=lambda numbered: numbered[0])
-    return AotReport(shares[0].triton, tuple(row for _, row in rows))
+    kernels = disassembled(built, shares[0].tools["nvdisasm"], keep)
+    return AotReport(shares[0].tools["triton"], tuple(kernels))
+
+
+def _cubin(folder: str, number: int) -> bytes:
+    file = Path(folder, f"{number}.cubin")
+    return file.read_bytes() if file.exists() else b""
 
 
 class _Share:
     """What one compiler after the other does, until all of it is done."""
 
     def __init__(self, job: dict[str, Any], cache_dir: str, progress: Progress) -> None:
-        self.job, self.progress, self.triton = job, progress, ""
+        self.job, self.progress = job, progress
+        self.tools: dict[str, str] = {}
         # The compiler finds what this process finds, and makes machine code.
         self.environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         self.environment |= {
@@ -117,8 +127,9 @@ class _Share:
                     process.stdin.write(json.dumps(self.job | {"done": done}))
                     process.stdin.close()
                 for message in map(json.loads, process.stdout):
-                    self.triton = message.get("triton", self.triton)
-                    if "begin" in message:
+                    if "triton" in message:
+                        self.tools = message
+                    elif "begin" in message:
                         begun = message["begin"]
                     elif "row" in message:
                         self._finished(rows, begun[0], CompiledKernel(**message["row"]))
@@ -158,7 +169,7 @@ def _compiler(job: Mapping[str, Any], out: IO[str]) -> None:
 
     import triton
 
-    say(triton=triton.__version__)
+    say(triton=triton.__version__, nvdisasm=nvidia_tool("nvdisasm"))
     part, parts = job["part"]
     for number, work in list(enumerate(_work(job)))[part::parts][job["done"] :]:
         kernel, case, target = work
@@ -167,7 +178,8 @@ def _compiler(job: Mapping[str, Any], out: IO[str]) -> None:
         if isinstance(case, str):  # a module that cannot be imported
             row = CompiledKernel(kernel, "", target, error=case)
         else:
-            row = compile_case(case, target, kernel, job["keep"])
+            row, cubin = build(case, target, kernel, job["keep"])
+            Path(job["folder"], f"{number}.cubin").write_bytes(cubin)
         say(row=asdict(row))
 
 
