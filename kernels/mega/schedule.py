@@ -228,11 +228,11 @@ def _list_schedule(
     heapq.heapify(waiting)
     ready: list[tuple[float, int]] = []  # (−way to go, instruction)
     free = [(0.0, program) for program in range(num_programs)]
-    placed = []
+    placed: list[tuple[int, int]] = []
+    clock = 0.0  # whoever was free earlier idled until now: nothing starts before it is ready
     while ready or waiting:
         now, program = heapq.heappop(free)
-        if not ready:
-            now = max(now, waiting[0][0])
+        now = clock = max(now, clock, 0.0 if ready else waiting[0][0])
         while waiting and waiting[0][0] <= now:
             i = heapq.heappop(waiting)[1]
             heapq.heappush(ready, (-remaining[i], i))
