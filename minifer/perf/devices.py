@@ -111,8 +111,8 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 power_watts=70,
                 source="NVIDIA T4 Tensor Core GPU datasheet",
                 date="2019-03",
-                note="float16: Turing has no bfloat16; SMs: NVIDIA Turing GPU Architecture white paper, "
-                "2018",
+                note="float16: Turing has no bfloat16; "
+                "SMs: NVIDIA Turing GPU Architecture white paper, 2018",
                 num_sms=40,
             ),
             Device(
