@@ -45,3 +45,29 @@ def check_same(name: str, values: Mapping[str, object]) -> None:
     if len(set(values.values())) > 1:
         got = ", ".join(f"{key} {value}" for key, value in values.items())
         raise ValueError(f"{name} must be the same for all, got {got}")
+
+
+def check_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, most_rows: int = 0
+) -> None:
+    """x [T, in], weight [out, in], bias [out], residual [T, out]: one dtype, one device, dense.
+    Raises `ValueError` for anything else, and for T of more than most_rows (0: any T)."""
+    check_tensor("x", x, [None, None])
+    check_tensor("weight", weight, [None, x.shape[1]], like=x)
+    tensors = {"x": x, "weight": weight}
+    if bias is not None:
+        check_tensor("bias", bias, [weight.shape[0]], like=x)
+        tensors["bias"] = bias
+    if residual is not None:
+        check_tensor("residual", residual, [x.shape[0], weight.shape[0]], like=x)
+        tensors["residual"] = residual
+    check_same("dtype", {name: tensor.dtype for name, tensor in tensors.items()})
+    check_range("rows of x", x.shape[0], 1, most_rows or None)
+    check_range("the last dimension of x", x.shape[1], 1)
+
+
+def check_range(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Raises `ValueError` unless least ≤ value ≤ most."""
+    if value < least or (most is not None and value > most):
+        limit = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {limit}, got {value}")
