@@ -16,9 +16,12 @@ The interpreter is chosen when triton is first imported, see `mode.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 TRITON_VERSION: tuple[int, int] = tuple(map(int, triton.__version__.split(".")[:2]))  # type: ignore[assignment]
@@ -26,6 +29,25 @@ HAS_ATOMIC_POLL: bool = hasattr(tl, "atomic_poll")
 
 # Constants that kernels read: `tl.constexpr`, because a kernel may use no other global.
 INTERPRETED = tl.constexpr(isinstance(tl.cdiv, InterpretedFunction))
+
+
+def _quicken_interpreter() -> None:
+    """Triton 3.9's interpreter exchanges all of `triton.language` anew in every call of a device
+    function, a millisecond each time. Where it is exchanged already, there is nothing to do."""
+    if not (INTERPRETED.value and hasattr(interpreter, "_LangPatchScope")):
+        return
+    exchange = interpreter._patch_lang
+
+    def once(fn: Any) -> Any:
+        seen = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        if seen and not any(tl.core.is_builtin(module.load) for module in seen):
+            return interpreter._LangPatchScope()  # nothing to undo
+        return exchange(fn)
+
+    interpreter._patch_lang = once
+
+
+_quicken_interpreter()
 
 # Options that every compilation of ours gives, so that the next version's defaults change nothing.
 COMPILE_OPTIONS = {"enable_fp_fusion": True}
@@ -62,9 +84,9 @@ def to_dtype(x, dtype: tl.constexpr):
     """float32 x → dtype, rounded to nearest even on every machine, the interpreter included."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        kept = tl.where(x == x, rounded, bits | 0x400000)  # a NaN stays one
-        return kept.to(tl.float32, bitcast=True).to(tl.bfloat16)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        kept = tl.where(x == x, rounded, bits | 0x400000) >> 16  # a NaN stays one
+        return kept.to(tl.uint16).to(tl.bfloat16, bitcast=True)  # its cast loses subnormals
     return x.to(dtype)
 
 
