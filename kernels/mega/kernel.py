@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
 from minifer.kernels.compat import nanoseconds, signal
 from minifer.kernels.mega.isa import WORDS, Op
 from minifer.kernels.mega.ops import (
@@ -74,7 +73,7 @@ def kernel(
     pc = 0
     op = tl.load(queue)
     epoch = 1
-    if EPOCHS:
+    if EPOCHS:  # noqa: SIM102  (a constant, and then a value)
         if op != HALT:  # nobody waits for a program without work: it must not read
             epoch = tl.load(EPOCH)
     while op != HALT:
@@ -92,7 +91,7 @@ def kernel(
             tl.store(mark, nanoseconds())
         before = patience
         for OP in tl.static_range(QKV, HEAD + 1):  # compiled once for each
-            if OP != ATTENTION and OP != MERGE:
+            if OP != ATTENTION and OP != MERGE:  # noqa: SIM102
                 if op == OP:
                     patience = project(
                         OP, WEIGHTS, CACHES, X, Q, ATTENDED, HIDDEN, LOGITS, BEST, BEST_ID,

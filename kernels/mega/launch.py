@@ -6,7 +6,6 @@ It copies no weights: the kernel is given their addresses.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +13,15 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from minifer.config import ModelConfig
 from minifer.kernels.checks import FLOATS, check_same, check_tensor
 from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
-from minifer.kernels.mega.isa import COUNTER_STRIDE, WORDS, DecodeShape, Instruction, Op, buffers
+from minifer.kernels.mega.isa import COUNTER_STRIDE, DecodeShape, Op, buffers
 from minifer.kernels.mega.kernel import kernel
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import decode_shape
+from torch import Tensor
+
+from minifer.config import ModelConfig
 
 TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -146,17 +145,13 @@ class Tiles:
 
     @classmethod
     def for_interpreter(cls, shape: DecodeShape, schedule: Schedule) -> Tiles:
-        """As much as possible at once: an operation costs the same 20 to 50 µs whatever its size."""
-        widest = max(shape.hidden, shape.intermediate, shape.heads * shape.head_dim)
-        tiles = max(
-            (item.end - item.begin) * (2 if item.op == Op.GATE_UP else 1)
-            for queue in schedule.queues
-            for item in queue
-        )
-        rows = min(triton.next_power_of_2(tiles * shape.tile), 1024)
+        """As much as an instruction has, within reason: an operation costs some 40 µs, and a
+        nanosecond an element."""
+        tiles = max(item.end - item.begin for queue in schedule.queues for item in queue)
+        rows = min(triton.next_power_of_2(tiles * shape.tile), 256)
+        block_k = min(triton.next_power_of_2(shape.hidden), 256)
         group = triton.next_power_of_2(shape.group)
-        slices = 0 if shape.batch == 1 else 1
-        return cls(rows, triton.next_power_of_2(widest), slices, 128, group, 1, 1)
+        return cls(rows, block_k, 0 if shape.batch == 1 else 1, 128, group, 1, 1)
 
 
 def constants(
@@ -269,19 +264,13 @@ class Megakernel:
             else Tiles.for_gpu(shape, weights.embedding.dtype)
         )
         self._keep = (weights, caches, rope)  # the kernel knows only their addresses
-        self._tensors = self._allocate(weights, caches, rope, max_blocks, capacity)
+        self._tensors = self._allocate(max_blocks, capacity)
         self._constants = self._make_constants(weights.embedding.dtype, caches[0].dtype, config)
 
-    def _allocate(
-        self,
-        weights: Weights,
-        caches: Sequence[Tensor],
-        rope: Tensor,
-        max_blocks: int,
-        capacity: int,
-    ) -> dict[str, Any]:
+    def _allocate(self, max_blocks: int, capacity: int) -> dict[str, Any]:
         """The kernel's first arguments, in its order."""
         B, device = self.shape.batch, self.device
+        weights, caches, rope = self._keep
         packed = self.schedule.packed()
         programs, longest = len(packed), len(packed[0])
         marks = (programs, longest, 3) if self.options.trace else (1,)
@@ -289,11 +278,11 @@ class Megakernel:
         def ints(*size: int, fill: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.full(size, fill, dtype=dtype, device=device)
 
-        state = {"EPOCH", "TOKEN", "POSITION"}
+        state = {"EPOCH", "TOKEN", "POSITION", "INDEX"}
         handed = {
             name: torch.zeros(size, device=device)
             for name, size in buffers(self.shape, self.schedule.head_slots).items()
-            if name[1:].isdigit() is False and name not in state
+            if name not in state and not name[1:].isdigit()  # K3, V3: the caches
         }
         handed["BEST_ID"] = handed["BEST_ID"].int()
         return {
@@ -308,7 +297,7 @@ class Megakernel:
             "TABLES": ints(B, max_blocks),
             "TOKEN": ints(B, 1),
             "POSITION": ints(B, 1, fill=-1),
-            "INDEX": ints(B),
+            "INDEX": ints(B, 1),
             "SEED": ints(B, dtype=torch.int64),
             "TEMPERATURE": torch.zeros(B, device=device),
             "GENERATED": ints(B, capacity, fill=-1),

@@ -3,7 +3,7 @@
 Five of the ten opcodes are a matrix times a few vectors, and a decode step is as fast as their
 weights come from memory. They are one function, `project`:
 
-    rows n ∈ [first, end), all B requests:   out[n, b] = Σ_k W[row(n), k] · (x[b, k] · scale[b] · g[k])
+    n ∈ [first, end), b ∈ [0, B):   out[n, b] = Σ_k W[row(n), k] · (x[b, k] · scale[b] · g[k])
 
 It walks the weights in tiles of [ROWS, BK] in one flat loop over row blocks and columns, so that
 the stream of loads never drains between two row blocks, and sums in registers: one reduction a row
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
 from minifer.kernels.compat import nanoseconds, prefetch_l2, to_dtype, wait_ge
 from minifer.kernels.mega.isa import COUNTER_STRIDE, Op
 
@@ -73,7 +72,7 @@ def weights_of(OP: tl.constexpr, WEIGHTS, layer, dtype: tl.constexpr, L: tl.cons
 
 @triton.jit
 def weight_row(n, OP: tl.constexpr, F: tl.constexpr, C: tl.constexpr):
-    """The row of W that comes n-th: QKV pairs row i of a head with i + C/2, GATE_UP gate with up."""
+    """The row of W that comes n-th: QKV pairs rows i and i + C/2 of a head, GATE_UP gate and up."""
     if OP == QKV:
         half: tl.constexpr = C // 2
         pair = n // 2
