@@ -6,10 +6,14 @@ Measured on 3.6.0, 3.7.1, 3.8.0 and 3.9.0:
   no acquire. So the poll is an atomic add of 0 with acquire, which becomes `ld.acquire`.
 - Up to 3.8 no barrier stands before a release atomic: one thread executes it while other warps may
   still be storing. So `signal` puts one there, on every version.
-- `tl.atomic_poll` exists from 3.9 on: one thread polls, and a time-out is possible.
+- `tl.atomic_poll` exists from 3.9 on: one thread polls, without a barrier a poll. It compares for
+  equality only, so it would need other counters, and what it saves nobody here has measured: it
+  is not used.
+- For gfx942 a wave does not wait for its own stores before the barrier of `signal`, on any
+  version. So kernels that signal compile for AMD, and we do not claim that they run there.
 - The interpreter knows no inline assembly and no clock. It truncates float32 to bfloat16 where
-  hardware rounds to nearest even, and its bfloat16 arithmetic is garbage: compute in float32, and
-  store through `to_dtype`.
+  hardware rounds to nearest even, its bfloat16 arithmetic is garbage, and its cast loses
+  subnormal numbers: compute in float32, and store through `to_dtype`.
 
 The interpreter is chosen when triton is first imported, see `mode.py`.
 """
@@ -25,7 +29,6 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 TRITON_VERSION: tuple[int, int] = tuple(map(int, triton.__version__.split(".")[:2]))  # type: ignore[assignment]
-HAS_ATOMIC_POLL: bool = hasattr(tl, "atomic_poll")
 
 # Constants that kernels read: `tl.constexpr`, because a kernel may use no other global.
 INTERPRETED = tl.constexpr(isinstance(tl.cdiv, InterpretedFunction))
