@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import FLOATS, check_same, check_tensor
 from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
 from minifer.kernels.mega.isa import COUNTER_STRIDE, DecodeShape, Op, buffers
 from minifer.kernels.mega.kernel import kernel
 from minifer.kernels.mega.schedule import Schedule, assign, build
-from minifer.kernels.mega.shapes import decode_shape
+from minifer.kernels.mega.shapes import MODELS, decode_shape
 from torch import Tensor
 
 from minifer.config import ModelConfig
@@ -469,3 +470,51 @@ class Megakernel:
             table[p // P] * P + p % P if p >= 0 else -1
             for p, table in zip(positions, tables, strict=True)
         ]
+
+
+def aot_cases() -> list[AotCase]:
+    """The kernel as it would be launched for Llama 1B and SmolLM2: batches 1, 4 and 16, with
+    weights in bfloat16; prefetching into L2 is an NVIDIA instruction."""
+    stages = {("sm_90", "sm_100"): 4, ("sm_80",): 3, ("gfx942",): 2}
+    return [
+        _aot_case(model, batch, splits, num_stages, targets)
+        for model in ("llama-1b", "smollm2-135m")
+        for batch, splits in ((1, 4), (4, 2), (16, 1))
+        for targets, num_stages in stages.items()
+    ]
+
+
+def _aot_case(
+    model: str, batch: int, splits: int, num_stages: int, targets: tuple[str, ...]
+) -> AotCase:
+    shape = decode_shape(MODELS[model], batch, splits)
+    tiles = Tiles.for_gpu(shape, torch.bfloat16, num_stages)
+    nvidia = targets != ("gfx942",)
+    fixed = {
+        **constants(
+            shape, tiles, torch.bfloat16, torch.bfloat16, MODELS[model].rms_norm_eps, 16, 132, False
+        ),
+        "PREFETCH_BYTES": 65536 if nvidia else 0,
+        "PREFETCH_REGISTERS": True,
+        "EPOCHS": True,
+        "ADVANCE": True,
+        "WRITE_LOGITS": True,
+        "SAMPLE": batch == 4,
+        "TRACE": nvidia and batch == 4,
+    }
+    integers = ("INSTRUCTIONS", "COUNTERS", "EPOCH", "ERRORS", "TABLES", "TOKEN", "POSITION")
+    types = dict.fromkeys((*integers, "INDEX", "GENERATED", "BEST_ID"), "*i32")
+    types |= dict.fromkeys(("MARKS", "WEIGHTS", "CACHES", "SEED"), "*i64")
+    types |= dict.fromkeys(("longest", "max_blocks", "capacity", "patience"), "i32")
+    signature = {n: types.get(n, "*fp32") for n in kernel.arg_names if n not in fixed}
+    return AotCase(
+        f"{model} batch {batch}, {splits} splits, {num_stages} stages",
+        kernel,
+        signature,
+        fixed,
+        tiles.warps,
+        tiles.stages,
+        tuple(name for name, kind in signature.items() if kind.startswith("*")),
+        targets=targets,
+        options=COMPILE_OPTIONS,
+    )
