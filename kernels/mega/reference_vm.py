@@ -255,7 +255,8 @@ def _merge(vm: ReferenceMachine, item: Instruction, memory: Buffers) -> None:
         parts = memory["PART_OUT"][item.row, head * S * C : (head + 1) * S * C].view(S, C)
         lse = memory["PART_LSE"][item.row, head * S : (head + 1) * S]
         # Of an empty seat every part is empty: −∞ − −∞ has no share.
-        shares = torch.softmax(lse, 0) if bool(lse.max() > -torch.inf) else torch.zeros_like(lse)
+        empty = bool(lse.max() == -torch.inf)
+        shares = torch.zeros_like(lse) if empty else torch.softmax(lse, 0)
         memory["ATTENDED"][item.row, head * C : (head + 1) * C] = shares @ parts
 
 
@@ -296,6 +297,7 @@ def _pick(vm: ReferenceMachine, item: Instruction, memory: Buffers) -> None:
     best, ids = memory["BEST"][:, : item.end], memory["BEST_ID"][:, : item.end]
     top = best == best.max(1, keepdim=True).values
     token = ids.masked_fill(~top, torch.inf).min(1).values
+    token = token.masked_fill(best.isnan().any(1), torch.nan)  # what nobody wrote is not hidden
     active = memory["POSITION"][:, 0] >= 0
     memory["TOKEN"][:, 0] = torch.where(active, token, vm.inputs.tokens.to(token.dtype))
     for name in ("POSITION", "INDEX"):
