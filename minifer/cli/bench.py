@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minifer.cli import bench_serve
+from minifer.cli import bench_decode, bench_kernels, bench_serve
 from minifer.cli.parser import add_command
 
 
@@ -13,12 +13,13 @@ def add(commands: Any) -> None:
         commands,
         "bench BENCHMARK",
         lambda arguments: 2,  # argparse asks for a benchmark before this is called
-        summary="measure a server under load",
+        summary="measure a server under load, or one decode step",
         about="Measurements that others can repeat: each says what ran where, with which seed, and "
         "writes one JSON format.",
         examples=[
             ("bench serve", "a server under load"),
             ("bench serve --help", "its options"),
+            ("bench decode --ladder", "a decode step, from eager PyTorch to a megakernel"),
         ],
         code=[("minifer/perf/bench.py", "how arms take turns, and the JSON format")],
     )
@@ -26,3 +27,5 @@ def add(commands: Any) -> None:
         title="benchmarks", metavar="BENCHMARK", required=True, prog="minifer bench"
     )
     bench_serve.add(benchmarks)
+    bench_decode.add(benchmarks)
+    bench_kernels.add(benchmarks)

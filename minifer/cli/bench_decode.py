@@ -1,0 +1,131 @@
+"""`minifer bench decode`: one decode step, eleven ways."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+from minifer.cli import session
+from minifer.cli.parser import Parser, add_command
+
+GPU_CELLS = (("llama-1b", "smollm2-135m"), (1, 4, 16), (512, 4096, 32768))
+CPU_CELLS = (("minifer-tiny",), (1,), (64,))  # the interpreter takes seconds a step
+_LOST = 3  # exit status: go on in a new process
+
+
+def add(benchmarks: Any) -> None:
+    parser = add_command(
+        benchmarks,
+        "decode --ladder",
+        run,
+        summary="one decode step: eager, compiled, in a CUDA graph, our kernels, the megakernel",
+        about="Time one decode step from eager PyTorch to a megakernel, one change a rung, with "
+        "the same random weights, KV cache and tokens; print achieved bytes/s against the copy "
+        "bandwidth measured first, and beside every speed its error against float32. A rung that "
+        "cannot run here is a line with its reason. Without a GPU, our kernels run in Triton's "
+        "interpreter: for correctness, no speed is given.",
+        examples=[
+            ("bench decode --ladder", "all cells, the most telling first"),
+            ("bench decode --ladder --batch 1 --context 512 --out r.json", "one cell"),
+            ("bench decode --ladder --rungs eager,mega", "two rungs"),
+            ("bench decode --ladder --out r.json --resume", "what r.json does not hold yet"),
+        ],
+        code=[
+            ("minifer/perf/gpu/cell.py", "weights, KV cache, tokens and the float32 truth"),
+            ("minifer/perf/gpu/rungs.py", "how each rung decodes"),
+            ("minifer/perf/gpu/climb.py", "compare, time, take turns"),
+            ("minifer/perf/gpu/ladder.py", "the JSON format"),
+        ],
+        prog="minifer bench",
+    )
+    _add_options(parser)
+
+
+def _add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--ladder", action="store_true", required=True, help="the comparison described above")
+    add("--model", type=_names, metavar="NAME,…", help="shapes (default: what the device allows)")
+    add("--batch", type=_integers, metavar="B,…", help="requests in a step (default: 1,4,16)")
+    add("--context", type=_integers, metavar="S,…", help="tokens each (default: 512,4096,32768)")
+    add("--rungs", type=_names, metavar="NAME,…", help="of the ladder (default: all)")
+    add("--budget", type=float, default=120.0, metavar="S", help="seconds a cell (default: 120)")
+    add("--probes", type=int, default=8, metavar="N", help="steps compared (default: 8)")
+    add("--seed", type=int, default=0, metavar="N", help="of weights, KV and tokens (default: 0)")
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, … ")
+    add("--out", type=Path, metavar="FILE", help="write JSON there, after every rung")
+    add("--resume", action="store_true", help="keep what --out holds, run only what is missing")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from minifer.perf.gpu.cell import cells_by_value
+    from minifer.perf.gpu.rungs import RUNGS
+
+    for name in ("budget", "probes"):
+        if getattr(arguments, name) <= 0:
+            raise ValueError(f"--{name} must be above 0, got {getattr(arguments, name)}")
+    if arguments.resume and arguments.out is None:
+        raise ValueError("--resume needs --out: the file to go on with")
+    check_folder(arguments.out)
+    unknown = [name for name in arguments.rungs or () if name not in RUNGS]
+    if unknown:
+        raise ValueError(f"--rungs must be of {', '.join(RUNGS)}, got {unknown[0]!r}")
+    import torch
+
+    device = choose_device(arguments.device)
+    defaults = GPU_CELLS if device.type == "cuda" else CPU_CELLS
+    asked = (arguments.model, arguments.batch, arguments.context)
+    models, batches, contexts = (a or d for a, d in zip(asked, defaults, strict=True))
+    cells = cells_by_value(models, batches, contexts)
+    if not cells:
+        raise ValueError(f"--context must fit the model, got {contexts} for {', '.join(models)}")
+
+    from minifer.perf.gpu.bandwidth import measure_bandwidth
+    from minifer.perf.gpu.climb import DeviceLostError, climb
+    from minifer.perf.gpu.ladder import Ladder, table
+
+    settings = {key: getattr(arguments, key) for key in ("seed", "probes", "budget")}
+    ladder = Ladder(
+        {**settings, "device": str(device), "threads": torch.get_num_threads()},
+        measure_bandwidth(device),
+        arguments.out,
+    )
+    if arguments.resume:
+        ladder.resume()
+    rungs = [RUNGS[name] for name in arguments.rungs or RUNGS]
+    try:
+        climb(ladder, cells, rungs, device, arguments.budget, session.note)
+    except DeviceLostError as error:
+        session.note(f"{error}; the device is lost to this process, go on with --resume")
+        return _LOST
+    print(table(ladder))
+    return 0
+
+
+def check_folder(out: Path | None) -> None:
+    """Raises `ValueError` before anything runs whose result could not be written."""
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ValueError(f"--out: there is no folder {out.parent}, make it first")
+
+
+def choose_device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} needs a GPU, and torch finds none")
+    return device
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"must be numbers such as 1,4,16, got {text!r}") from None
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,184 @@
+"""The kernels of a decode step at a model's shapes, each with its reference and its cost.
+
+Every group imports its own kernels, so that one that breaks takes no other with it. Numbers are
+random, drawn anew for every copy of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from minifer.config import ModelConfig
+from minifer.perf.gpu.kernels import KernelCase
+
+Cases = Iterator[KernelCase]
+_BLOCK_SIZE = 16
+
+
+class _Draw:
+    """Random tensors on a device, reproducible."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+        self.device, self.dtype = device, dtype
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, *size: int, std: float = 1.0) -> Tensor:
+        drawn = torch.empty(size, dtype=self.dtype, device=self.device)
+        return drawn.normal_(0.0, std, generator=self.generator)
+
+
+def groups(
+    config: ModelConfig,
+    device: torch.device,
+    context: int = 4096,
+    rows: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Mapping[str, Callable[[], Cases]]:
+    """Name → cases. context: of attention. rows: of small-batch products. Costs are
+    those of bfloat16, whatever the dtype."""
+    draw = _Draw(device, dtype)
+    return {
+        "gemv": partial(_gemv, config, draw),
+        "gemm_small": partial(_gemm_small, config, draw, rows),
+        "rms_norm": partial(_rms_norm, config, draw, rows),
+        "rope_append": partial(_rope_append, config, draw, rows),
+        "paged_decode": partial(_paged_decode, config, draw, context),
+        "flash_attention": partial(_flash_attention, config, draw, min(context, 2048)),
+    }
+
+
+def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """[out, in] of the products of a layer and the head; the head first, it is the largest."""
+    D, F, C = config.hidden_size, config.intermediate_size, config.head_dim
+    H, K = config.num_heads, config.num_kv_heads
+    return {
+        "head": (config.vocab_size, D),
+        "gate_up": (2 * F, D),
+        "down": (D, F),
+        "qkv": ((H + 2 * K) * C, D),
+        "output": (D, H * C),
+    }
+
+
+def _gemv(config: ModelConfig, draw: _Draw) -> Cases:
+    from minifer.kernels.gemv import gemv, gemv_cost, gemv_reference
+
+    for name, (out, width) in _products(config).items():
+        make = partial(_vector_and_weight, draw, 1, out, width)
+        yield KernelCase(f"gemv {name}", make, gemv, gemv_reference, gemv_cost(width, out))
+
+
+def _vector_and_weight(draw: _Draw, rows: int, out: int, width: int) -> tuple[Tensor, Tensor]:
+    return draw(rows, width), draw(out, width, std=width**-0.5)
+
+
+def _gemm_small(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
+    from minifer.kernels.gemm_small import gemm_small, gemm_small_cost, gemm_small_reference
+
+    for name, (out, width) in _products(config).items():
+        make = partial(_vector_and_weight, draw, rows, out, width)
+        cost = gemm_small_cost(rows, width, out)
+        yield KernelCase(
+            f"gemm_small {name}, {rows} rows", make, gemm_small, gemm_small_reference, cost
+        )
+
+
+def _rms_norm(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
+    from minifer.kernels.rms_norm import rms_norm, rms_norm_cost, rms_norm_reference
+
+    D, eps = config.hidden_size, config.rms_norm_eps
+    yield KernelCase(
+        f"rms_norm, {rows} rows",
+        lambda: (draw(rows, D), draw(D), eps),
+        rms_norm,
+        rms_norm_reference,
+        rms_norm_cost(rows, D),
+    )
+
+
+def _cache(config: ModelConfig, draw: _Draw, blocks: int) -> tuple[Tensor, Tensor]:
+    size = (blocks, _BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    return draw(*size), draw(*size)
+
+
+def _rope_append(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
+    from minifer.kernels.rope_append import rope_append, rope_append_cost, rope_append_reference
+
+    H, K, C = config.num_heads, config.num_kv_heads, config.head_dim
+
+    def make() -> tuple[Tensor, ...]:
+        angles = draw(rows, C // 2).float()  # the table is float32
+        slots = torch.arange(rows, device=draw.device) * 3
+        cache = _cache(config, draw, -(-3 * rows // _BLOCK_SIZE))
+        heads = draw(rows, H, C), draw(rows, K, C), draw(rows, K, C)
+        return *heads, angles.cos(), angles.sin(), *cache, slots
+
+    def outputs(query: Tensor, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        keys, values, slots = arguments[-3:]
+        return query, keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots]
+
+    yield KernelCase(
+        f"rope_append, {rows} rows",
+        make,
+        rope_append,
+        rope_append_reference,
+        rope_append_cost(rows, H, K, C),
+        outputs,
+    )
+
+
+def _paged_decode(config: ModelConfig, draw: _Draw, context: int) -> Cases:
+    from minifer.kernels.compat import num_programs_at_once
+    from minifer.kernels.paged_decode import (
+        num_splits,
+        paged_decode,
+        paged_decode_cost,
+        paged_decode_reference,
+    )
+
+    H, K, C = config.num_heads, config.num_kv_heads, config.head_dim
+    for batch in (1, 16):
+        splits = num_splits(batch, K, context, num_programs_at_once(draw.device))
+        yield KernelCase(
+            f"paged_decode, batch {batch}, context {context}",
+            partial(_contexts, config, draw, batch, context),
+            partial(paged_decode, scale=C**-0.5, num_splits=splits),
+            partial(paged_decode_reference, scale=C**-0.5),
+            paged_decode_cost([context] * batch, H, K, C, num_splits=splits),
+        )
+
+
+def _contexts(config: ModelConfig, draw: _Draw, batch: int, context: int) -> tuple[Tensor, ...]:
+    """query [B, H, C], caches, tables in any order, lengths."""
+    width = -(-context // _BLOCK_SIZE)
+    order = torch.randperm(batch * width, generator=draw.generator, device=draw.device)
+    lengths = torch.full((batch,), context, device=draw.device)
+    query = draw(batch, config.num_heads, config.head_dim)
+    return query, *_cache(config, draw, batch * width), order.view(batch, width), lengths
+
+
+def _flash_attention(config: ModelConfig, draw: _Draw, tokens: int) -> Cases:
+    from minifer.kernels.flash_attention import (
+        flash_attention,
+        flash_attention_cost,
+        flash_attention_reference,
+    )
+
+    H, K, C = config.num_heads, config.num_kv_heads, config.head_dim
+
+    def make() -> tuple[Tensor, ...]:
+        _, keys, values, tables, lengths = _contexts(config, draw, 1, tokens)
+        start = torch.tensor([0, tokens], device=draw.device)
+        return draw(tokens, H, C), keys, values, tables, start, lengths
+
+    yield KernelCase(
+        f"flash_attention, {tokens} tokens",
+        make,
+        partial(flash_attention, scale=C**-0.5, max_query=tokens),
+        partial(flash_attention_reference, scale=C**-0.5),
+        flash_attention_cost([(tokens, tokens)], H, K, C),
+    )
