@@ -364,16 +364,14 @@ class Megakernel:
                     f"block_tables must hold a block for position {position}, got {len(table)} "
                     f"blocks of {self.block_size}"
                 )
-        needed = [p // self.block_size + 1 for p in positions]
-        if max(needed) > width:
-            raise ValueError(f"block_tables must have at most {width} blocks, got {max(needed)}")
-        tables = [list(table[:width]) + [0] * (width - len(table)) for table in block_tables] + [
-            [0] * width
-        ] * (B - count)
+        needed = max(positions) // self.block_size + 1
+        if needed > width:
+            raise ValueError(f"block_tables must have at most {width} blocks, got {needed}")
         rest = B - count
+        tables = [[*table[:needed]] + [0] * (needed - len(table)) for table in block_tables]
         self._put("TOKEN", [*tokens] + [0] * rest)
         self._put("POSITION", [*positions] + [-1] * rest)
-        self._put("TABLES", tables)
+        self._tensors["TABLES"][:count, :needed] = torch.tensor(tables, dtype=torch.int32)
         self._put("INDEX", [*(indices or [0] * count)] + [0] * rest)
         wrapped = [(seed + 2**63) % 2**64 - 2**63 for seed in seeds or [0] * count]
         self._put("SEED", wrapped + [0] * rest)

@@ -63,6 +63,13 @@ class ModelRunner:
         started = time.perf_counter()
         self.kv.write_blocks(step.block_loads)
         step.load_seconds = time.perf_counter() - started
+        logits = self._logits(step)
+        if self._debug:
+            self.kv.check_guard_bands()
+        return logits
+
+    def _logits(self, step: StepInput) -> Tensor:
+        """The model itself; all blocks are where they should be."""
         batch = ForwardBatch.build(
             step.token_ids,
             step.positions,
@@ -76,8 +83,6 @@ class ModelRunner:
         )
         hidden = self.model(batch, self.kv, self.backend)
         rows = hidden[batch.logits_rows]
-        if self._debug:
-            self.kv.check_guard_bands()
         return self.model.logits(rows, self.backend, float32=self._float32_logits)
 
 
