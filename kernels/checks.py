@@ -66,6 +66,12 @@ def check_product(
     check_range("the last dimension of x", x.shape[1], 1)
 
 
+def check_norm(norm: Tensor, x: Tensor) -> None:
+    """norm [D] for x [..., D], in its dtype and on its device. Raises `ValueError` otherwise."""
+    check_tensor("norm", norm, [x.shape[-1]], like=x)
+    check_same("dtype", {"x": x.dtype, "norm": norm.dtype})
+
+
 def check_range(name: str, value: int, least: int, most: int | None = None) -> None:
     """Raises `ValueError` unless least ≤ value ≤ most."""
     if value < least or (most is not None and value > most):
