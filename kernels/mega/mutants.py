@@ -75,6 +75,10 @@ def _change(schedule: Schedule, where: tuple[int, int], **words: int) -> Schedul
     return _put(schedule, where, _at(schedule, where)._replace(**words))
 
 
+def _each(schedule: Schedule, to: Callable[[Instruction], Instruction]) -> Schedule:
+    return replace(schedule, queues=tuple(tuple(map(to, queue)) for queue in schedule.queues))
+
+
 # -- faults of waits
 
 
@@ -93,17 +97,23 @@ def _target_too_low(schedule: Schedule) -> Schedule:
 
 
 def _wrong_counter(schedule: Schedule) -> Schedule:
-    """Layer 1's attention waits for layer 0's q, k and v."""
+    """Layer 1's attention, all of it, waits for layer 0's q, k and v."""
     old = _at(schedule, _find(schedule, Op.ATTENTION, lambda item: item.layer == 0))
-    where = _find(schedule, Op.ATTENTION, lambda item: item.layer == 1)
-    return _change(schedule, where, wait=old.wait, target=old.target)
+    new = _at(schedule, _find(schedule, Op.ATTENTION, lambda item: item.layer == 1))
+
+    def early(item: Instruction) -> Instruction:
+        if item.op == Op.ATTENTION and item.wait == new.wait:
+            return item._replace(wait=old.wait, target=old.target)
+        return item
+
+    return _each(schedule, early)
 
 
 def _swapped_waits(schedule: Schedule) -> Schedule:
     """The two halves of an MLP, each waiting for what the other should.
 
-    Swapping the waits of two merges is no fault where the queues order the splits anyway: the
-    verifier accepts that, and it is right.
+    Not any two waits will do. Where the queues order the splits anyway, two merges may swap theirs
+    without harm: the verifier accepts that, and it is right.
     """
     one = _find(schedule, Op.GATE_UP)
     a = _at(schedule, one)
@@ -154,7 +164,7 @@ def _counter_reused(schedule: Schedule) -> Schedule:
             signal=old if item.signal == new else item.signal,
         )
 
-    return replace(schedule, queues=tuple(tuple(map(renamed, q)) for q in schedule.queues))
+    return _each(schedule, renamed)
 
 
 # -- faults of order and of place

@@ -178,12 +178,17 @@ class _Proof:
         return f"counter {self.schedule.counters[node - len(self.items)]}"
 
     def _shortest_cycle(self, stuck: set[int]) -> list[int]:
-        """Breadth first from some of the nodes that cannot run; the shortest way back.
+        """A cycle among the nodes that cannot run, and as short as breadth first finds one.
 
         From an instruction to any later one of its queue is one step.
         """
-        best: list[int] = []
-        for start in sorted(stuck)[:: len(stuck) // 16 + 1]:
+        back = {after: node for node in stuck for after in self.successors[node] if after in stuck}
+        node, walked = next(iter(back)), list[int]()
+        while node not in walked:  # everyone stuck waits for one who is: backwards into a cycle
+            walked.append(node)
+            node = back[node]
+        best = walked[walked.index(node) :][::-1]
+        for start in best[:32]:
             before: dict[int, int] = {}
             frontier = [start]
             while frontier and start not in before:
@@ -194,12 +199,11 @@ class _Proof:
                             before[after] = node
                             following.append(after)
                 frontier = following
-            if start in before:
-                path = [before[start]]
-                while path[-1] != start:
-                    path.append(before[path[-1]])
-                if not best or len(path) < len(best):
-                    best = path[::-1]
+            path = [before[start]]
+            while path[-1] != start:
+                path.append(before[path[-1]])
+            if len(path) < len(best):
+                best = path[::-1]
         return best
 
     def _later_in_queue(self, node: int) -> range:
