@@ -96,7 +96,7 @@ def cosimulate(
     max_steps run out, as far as it went.
 
     Raises `ValueError` for num_programs below 1 or an interpreter that cannot do it, and whatever
-    the kernel raises.
+    the kernel raises, with what was found before that in the exception's notes.
     """
     if num_programs < 1:
         raise ValueError(f"num_programs must be at least 1, got {num_programs}")
@@ -109,18 +109,19 @@ def cosimulate(
     clocks = VectorClocks(num_programs, tracked, undefined or {})
     footprints = Footprints(num_programs, listing)
     run = _Run(num_programs, how, clocks, footprints, max_steps)
-    _Interpreter(run).launch(kernel, args, dict(options or {}))
-    races = clocks.races
-    texts = [footprints.race_text(race) for race in races]
-    texts += [footprints.stray_text(stray) for stray in footprints.strays]
-    texts += [run.deadlock] if run.deadlock else []
+    try:
+        _Interpreter(run).launch(kernel, args, dict(options or {}))
+    except Exception as error:
+        for reason in run.reasons():
+            error.add_note(reason)
+        raise
     return CosimResult(
-        races,
+        clocks.races,
         tuple(footprints.strays),
         run.deadlock,
         run.steps,
         tuple(run.hand_overs),
-        tuple(texts),
+        tuple(run.reasons()),
     )
 
 
@@ -162,6 +163,12 @@ class _Run:
         self._turns = [threading.Semaphore(0) for _ in self.live]
         self._random = random.Random(self.how.seed)
         self._order = self._random.sample(self.live, len(self.live))
+
+    def reasons(self) -> list[str]:
+        """Sentences about everything that was found."""
+        texts = [self.footprints.race_text(race) for race in self.clocks.races]
+        texts += [self.footprints.stray_text(stray) for stray in self.footprints.strays]
+        return texts + ([self.deadlock] if self.deadlock else [])
 
     # ------------------------------------------------------------------ the baton
     def programs(self, body: Callable[[], None], resume: Callable[[int], None]) -> None:
@@ -242,7 +249,7 @@ class _Run:
             raise _Stop
         self.steps += 1
         if self.steps > self.max_steps:
-            who = self.footprints.place(self.current)
+            who = self.footprints.where(self.current)
             self.deadlock = f"no end after {self.max_steps} steps, {who} at last"
             self.stop()
             raise _Stop
@@ -309,7 +316,8 @@ def unsupported() -> str | None:
 
         builder = interpreter.interpreter_builder
         missing = [name for name in (*_MEMORY, *_ATOMICS) if not hasattr(builder, name)]
-        missing += [] if hasattr(interpreter, "GridExecutor") else ["GridExecutor"]
+        needed = ("GridExecutor", "_patch_lang")
+        missing += [name for name in needed if not hasattr(interpreter, name)]
         missing += [] if hasattr(interpreter.InterpretedFunction, "rewrite") else ["rewrite"]
     except (ImportError, AttributeError) as error:
         missing = [str(error)]
@@ -326,8 +334,11 @@ class _Interpreter:
         from triton.runtime import interpreter
 
         self._run = run
+        self._module = interpreter
         self._executor = interpreter.GridExecutor
         self._builder = interpreter.interpreter_builder
+        self._patch_language = interpreter._patch_lang
+        self._patched: set[int] = set()
 
     def launch(self, kernel: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
         """`kernel[(programs,)](*args, **options)`: one call of the body by the interpreter, which
@@ -345,11 +356,22 @@ class _Interpreter:
         patched += [*_MEMORY, *_ATOMICS]
         hooks = {name: self._hook(name) for name in patched}
         vars(self._builder).update(hooks)
+        self._module._patch_lang = self._patch_once
         try:
             self._executor(_Body(body, programs), kernel.arg_names, (1,))(*args, **options)
         finally:
+            self._module._patch_lang = self._patch_language
             for name in hooks:
                 vars(self._builder).pop(name)
+
+    def _patch_once(self, function: Any) -> Any:
+        """The interpreter makes `tl` its own at every call of a device function, which takes half
+        of its time. While a kernel runs, once for each module is enough."""
+        space = id(function.__globals__)
+        if space in self._patched:
+            return None
+        self._patched.add(space)
+        return self._patch_language(function)
 
     def _hook(self, name: str) -> Callable[..., Any]:
         original = getattr(self._builder, name)

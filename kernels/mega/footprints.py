@@ -21,18 +21,20 @@ Elements = Mapping[str, np.ndarray]  # buffer → flat elements
 
 @dataclass(frozen=True)
 class Listing:
-    """The instructions that a kernel walks; a position is a place in a program's queue, −1 what a
+    """The instructions that a kernel walks; a place is a position in a program's queue, −1 what a
     program does before its first instruction.
 
     words: [programs, longest queue, words an instruction], as the kernel reads them. declared:
-    (program, position) → what the instruction reads and writes. name: (program, position) → text.
-    counter: address → name.
+    (program, place) → what the instruction reads and writes, of these buffers only. name:
+    (program, place) → text. awaited: (program, place, address of a counter) → what the instruction
+    waits for.
     """
 
     words: Tensor
+    buffers: frozenset[str]
     declared: Callable[[int, int], tuple[Elements, Elements]]
     name: Callable[[int, int], str]
-    counter: Callable[[int], str]
+    awaited: Callable[[int, int, int], str]
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,17 @@ class Footprints:
         stride = words.shape[2] * size
         if not 0 <= offset < words.numel() * size or offset % stride:
             return None
-        row, position = divmod(offset // stride, words.shape[1])
-        if row != program or position == self._at[program]:
+        row, place = divmod(offset // stride, words.shape[1])
+        if row != program or place == self._at[program]:
             return None
         self.finish(program)
-        self._at[program] = position
-        return position
+        self._at[program] = place
+        return place
 
     def touch(self, program: int, buffer: str, elements: np.ndarray, kind: Access) -> None:
-        if self._listing is not None and kind is not Access.ATOMIC:
+        """An access; atomics are no instruction's own."""
+        listing = self._listing
+        if listing is not None and buffer in listing.buffers and kind is not Access.ATOMIC:
             self._touched[program][buffer, kind is Access.WRITE].append(elements)
 
     def finish(self, program: int) -> None:
@@ -106,32 +110,32 @@ class Footprints:
             )
 
     # ------------------------------------------------------------------ words for people
-    def place(self, program: int, position: int | None = None) -> str:
-        """A program, and where it is, or was."""
-        position = self._at[program] if position is None else position
+    def where(self, program: int, place: int | None = None) -> str:
+        """A program, and where in its queue it is, or was."""
+        place = self._at[program] if place is None else place
         if self._listing is None:
             return f"program {program}"
-        if position < 0:
+        if place < 0:
             return f"program {program} before its first instruction"
-        return f"program {program} at {position}, {self._listing.name(program, position)},"
+        return self._listing.name(program, place)
 
     def wait_text(self, program: int, address: int, value: float) -> str:
-        counter = f"the counter at {address:#x}"
+        awaited = f"the counter at {address:#x}"
         if self._listing is not None:
-            counter = self._listing.counter(address)
-        return f"{self.place(program)} polls {counter}, which stays {value}"
+            awaited = self._listing.awaited(program, self._at[program], address)
+        return f"{self.where(program)} waits for {awaited}, which stays {value}"
 
     def race_text(self, race: Race) -> str:
-        me = self.place(race.program, race.instruction)
+        me = self.where(race.program, race.instruction)
         where = f"{race.kind} on {_elements(race.buffer, race.element, race.count)}"
         if race.kind == UNWRITTEN:
             return f"{where}: {me} reads what nobody has written yet"
-        other = self.place(race.other, race.other_instruction)
-        return f"{where}: {me} did not wait for {other.rstrip(',')}"
+        other = self.where(race.other, race.other_instruction)
+        return f"{where}: {me} did not wait for {other}"
 
     def stray_text(self, stray: Stray) -> str:
         where = f"{stray.kind} of {_elements(stray.buffer, stray.element, stray.count)}"
-        return f"{where}: {self.place(stray.program, stray.instruction).rstrip(',')}"
+        return f"{where}: {self.where(stray.program, stray.instruction)}"
 
 
 def _elements(buffer: str, element: int, count: int) -> str:

@@ -135,7 +135,7 @@ def test_a_wait_for_more_than_will_come_is_a_deadlock() -> None:
         data, out, flag = numbers(8), numbers(8), counters()
         result = run(kernels.hand_over, 2, data, out, flag, 8, "acquire", 2, how=how)
         assert result.deadlock is not None and not result.ok
-        assert "program 1 polls the counter at" in result.deadlock
+        assert "program 1 waits for the counter at" in result.deadlock
         assert "which stays 1" in result.deadlock
         assert result.steps < 100
 
@@ -143,7 +143,7 @@ def test_a_wait_for_more_than_will_come_is_a_deadlock() -> None:
 def test_two_programs_that_wait_for_each_other_are_both_named() -> None:
     result = run(kernels.cross_wait, 2, counters(2), 1, how=Interleaving())
     assert result.deadlock is not None
-    assert "program 0 polls" in result.deadlock and "program 1 polls" in result.deadlock
+    assert "program 0 waits" in result.deadlock and "program 1 waits" in result.deadlock
 
 
 def test_a_program_may_wait_any_number_of_times_for_what_has_come() -> None:
@@ -186,8 +186,8 @@ def test_a_starved_program_comes_last() -> None:
 def listing(words: Tensor, declare_one_less: bool = False) -> Listing:
     """Of `queue_kernel`; declare_one_less: the instructions say they touch one element less."""
 
-    def declared(program: int, position: int) -> tuple[dict, dict]:
-        op, begin, end = words[program, position, :3].tolist() if position >= 0 else (0, 0, 0)
+    def declared(program: int, place: int) -> tuple[dict, dict]:
+        op, begin, end = words[program, place, :3].tolist() if place >= 0 else (0, 0, 0)
         elements = np.arange(begin, end - declare_one_less)
         if op == 0:
             return {}, {}
@@ -195,9 +195,10 @@ def listing(words: Tensor, declare_one_less: bool = False) -> Listing:
 
     return Listing(
         words,
+        frozenset({"data", "out"}),
         declared,
-        lambda program, position: f"op {words[program, position, 0].item()}",
-        lambda address: "c",
+        lambda program, place: f"op {words[program, place, 0].item()} of program {program}",
+        lambda program, place, address: f"c to be {words[program, place, 4].item()}",
     )
 
 
@@ -235,7 +236,7 @@ def test_undeclared_accesses_are_found_with_their_instruction() -> None:
         ("UNDECLARED READ", "data", 11, 1, 1),
         ("UNDECLARED WRITE", "out", 11, 1, 1),
     }
-    assert result.reasons[0] == "UNDECLARED WRITE of data[11]: program 0 at 0, op 1"
+    assert result.reasons[0] == "UNDECLARED WRITE of data[11]: op 1 of program 0"
 
 
 def test_a_declared_write_that_does_not_happen_is_found() -> None:
@@ -251,12 +252,12 @@ def test_a_race_and_a_deadlock_name_their_instructions() -> None:
     words = queues(wait=-1)
     (reason,) = run_queues(words, listing(words)).reasons
     assert reason == (
-        "RAW on data[0] and 11 more: program 1 at 0, op 2, did not wait for program 0 at 0, op 1"
+        "RAW on data[0] and 11 more: op 2 of program 1 did not wait for op 1 of program 0"
     )
     words = queues()
     words[1, 0, 4] = 5
     (reason,) = run_queues(words, listing(words)).reasons
-    assert reason == "deadlock: program 1 at 0, op 2, polls c, which stays 1"
+    assert reason == "deadlock: op 2 of program 1 waits for c to be 5, which stays 1"
 
 
 # ------------------------------------------------------------- errors, and what is left behind

@@ -1,0 +1,165 @@
+"""The megakernel's decode step with all its programs interleaved: sound schedules pass and give
+float64's tokens, broken ones are found, and every access is one that the instruction declares."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from minifer.kernels.mega import watched_step
+from minifer.kernels.mega.cosim import Interleaving, unsupported
+from minifer.kernels.mega.isa import Instruction, Op, Region, regions
+from minifer.kernels.mega.launch import MegakernelOptions
+from minifer.kernels.mega.mutants import MUTANTS, mutate
+from minifer.kernels.mega.schedule import Schedule, assign, build
+from minifer.kernels.mega.verify import verify
+from minifer.kernels.mega.watched_step import cosimulate_step
+from tiny_steps import shape, tiny_step
+
+pytestmark = pytest.mark.skipif(unsupported() is not None, reason=str(unsupported()))
+
+TOLERANCE = 3e-5  # float32 against float64, logits up to about 10
+# The last program of a sound schedule is late: what should have waited for it did not.
+LATE = Interleaving("priority", seed=0, starve=1)
+
+
+def schedule(
+    batch: int = 1,
+    splits: int = 1,
+    programs: int = 3,
+    policy: str = "round_robin",
+    sync: str = "counters",
+    seed: int = 0,
+) -> Schedule:
+    return assign(build(shape(batch, splits), programs), programs, policy, sync, seed=seed)
+
+
+# ------------------------------------------------------------------------ sound schedules
+
+
+@pytest.mark.parametrize(
+    ("plan", "how"),
+    [
+        (schedule(1, 1, 3), Interleaving("random", 0)),
+        (schedule(1, 2, 2, "zig_zag"), Interleaving("priority", 1)),
+        (schedule(1, 1, 4, "list"), Interleaving("random", 2, starve=0)),
+        (schedule(1, 2, 7, "random", seed=3), Interleaving("priority", 3, starve=6)),
+        (schedule(1, 1, 3, "zig_zag", "grid"), Interleaving("random", 4)),
+    ],
+    ids=["round_robin", "zig_zag", "list", "random", "grid"],
+)
+def test_every_kind_of_schedule_is_free_of_races_and_exact(
+    plan: Schedule, how: Interleaving
+) -> None:
+    step = tiny_step(plan)  # NaN wherever nothing was written
+    result = cosimulate_step(step.megakernel, how)
+    assert result.reasons == ()
+    assert step.error() < TOLERANCE
+    assert step.tokens_are_right()
+
+
+def test_a_batch_with_a_row_of_padding_touches_no_cache_for_it() -> None:
+    step = tiny_step(schedule(3, 2, 3), requests=2)
+    result = cosimulate_step(step.megakernel, Interleaving("random", 0))
+    assert result.reasons == ()
+    assert step.error() < TOLERANCE
+    assert step.tokens_are_right()
+
+
+def test_steps_follow_each_other_without_a_memset() -> None:
+    """Epochs: counters go on counting, the step leaves the next one's input behind."""
+    step = tiny_step(schedule(1, 1, 2), options=MegakernelOptions(epochs=True, advance=True))
+    for number in range(2):
+        result = cosimulate_step(step.megakernel, Interleaving("random", number))
+        assert result.reasons == ()
+        assert step.error() < TOLERANCE
+        assert step.tokens_are_right()
+        step.prompts[0].append(int(step.megakernel.tokens[0]))
+    assert step.megakernel.generated[0, :2].tolist() == step.prompts[0][-2:]
+
+
+def test_a_step_has_the_same_bits_in_every_interleaving() -> None:
+    plan, logits = schedule(1, 1, 2), []
+    for how in (None, Interleaving("random", 0), LATE):
+        step = tiny_step(plan)
+        assert cosimulate_step(step.megakernel, how).ok
+        logits.append(step.megakernel.logits.clone())
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
+
+
+# ------------------------------------------------------------------------- broken schedules
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_schedule_is_found_by_the_verifier_and_by_running_it(name: str) -> None:
+    broken = mutate(name, schedule(2, 2, 2))
+    assert verify(broken).errors
+    result = cosimulate_step(tiny_step(broken, stale=True).megakernel, LATE)
+    assert result.reasons
+
+
+def test_right_tokens_are_no_proof_of_a_right_schedule() -> None:
+    """A wait is missing: the logits are wrong, the likeliest tokens are not."""
+    broken = mutate("dropped-wait", schedule(2, 2, 2))
+    step = tiny_step(broken, stale=True)
+    result = cosimulate_step(step.megakernel, Interleaving("priority", 1))
+    assert step.tokens_are_right()
+    assert {(race.kind, race.buffer) for race in result.races} >= {("RAW", "HIDDEN")}
+    assert (
+        "DOWN of layer 0" in result.reasons[0] and "did not wait for GATE_UP" in result.reasons[0]
+    )
+
+
+def test_a_deadlock_says_who_waits_for_what() -> None:
+    broken = mutate("target-too-high", schedule(2, 2, 2))
+    result = cosimulate_step(tiny_step(broken, stale=True).megakernel)
+    assert result.deadlock is not None
+    assert "waits for attended[0] to be 5, which stays 4" in result.deadlock
+
+
+# --------------------------------------------------------------------- declared regions
+
+
+def test_what_instructions_do_not_declare_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declare nothing: then every read and write of every opcode must be reported."""
+    monkeypatch.setattr(watched_step, "regions", lambda item, shape: ([], []))
+    plan = schedule(1, 2, 2)
+    result = cosimulate_step(tiny_step(plan).megakernel)
+    found = {
+        (plan.queues[s.program][s.instruction].op, s.kind.split()[1], s.buffer)
+        for s in result.strays
+    }
+    assert found == _declared(plan)
+
+
+def _declared(plan: Schedule) -> set[tuple[int, str, str]]:
+    """Every (opcode, READ or WRITE, buffer) that a step does: without epochs and without advance
+    nobody touches EPOCH, PICK leaves the position, and only a draw reads its index."""
+    never = {"EPOCH", "INDEX"}
+    found = set()
+    for queue in plan.queues:
+        for item in queue:
+            for kind, areas in zip(("READ", "WRITE"), regions(item, plan.shape), strict=True):
+                found |= {
+                    (item.op, kind, area.buffer) for area in areas if area.buffer not in never
+                }
+    found -= {(Op.PICK, "WRITE", "POSITION"), (Op.HEAD, "READ", "POSITION")}
+    return found
+
+
+def test_a_declared_write_that_never_comes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def more(item: Instruction, shape: object) -> tuple[list[Region], list[Region]]:
+        reads, writes = regions(item, shape)
+        return reads, writes + [Region("HIDDEN", 0, 1, 8, 10)] * (item.op == Op.EMBED)
+
+    monkeypatch.setattr(watched_step, "regions", more)
+    result = cosimulate_step(tiny_step(schedule(1, 1, 2)).megakernel)
+    (stray,) = result.strays
+    assert (stray.kind, stray.buffer, stray.element, stray.count) == (
+        "MISSING WRITE",
+        "HIDDEN",
+        8,
+        2,
+    )
+    assert result.reasons == (
+        "MISSING WRITE of HIDDEN[8] and 1 more: EMBED (program 0, place 0)",
+    )  # fmt: skip
