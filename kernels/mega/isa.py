@@ -172,6 +172,12 @@ class Region(NamedTuple):
             and other.start < self.stop
         )
 
+    def intersection(self, other: Region) -> Region:
+        """What both cover, if they overlap."""
+        first, last = max(self.first_row, other.first_row), min(self.last_row, other.last_row)
+        start, stop = max(self.start, other.start), min(self.stop, other.stop)
+        return Region(self.buffer, first, last, start, stop)
+
 
 def buffers(shape: DecodeShape, head_slots: int) -> dict[str, tuple[int, int]]:
     """Name → [rows, columns] of everything that instructions hand to each other.
