@@ -3,6 +3,7 @@ them in float64."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from fakes import tiny_config, tiny_model
 from minifer.kernels.mega.isa import DecodeShape
-from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, Weights
+from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, Tiles, Weights
 from minifer.kernels.mega.schedule import Schedule
 from minifer.kernels.mega.shapes import decode_shape
 from torch import Tensor
 
+from minifer.config import ModelConfig
 from minifer.execution.backend import TorchBackend
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
@@ -24,37 +26,37 @@ from minifer.models.registry import build_model
 CONFIG = tiny_config(
     vocab_size=256, hidden_size=64, intermediate_size=128, head_dim=16, tie_word_embeddings=False
 )
+NARROW = dataclasses.replace(CONFIG, num_heads=2, num_kv_heads=1)  # fewer instructions
 BLOCK_SIZE = 4
 PROMPTS = ([5, 17, 3, 200, 31, 8, 77], [9, 41], [250, 1, 1, 66, 12])
 TABLES = ([6, 2, 9], [3, 0, 11], [1, 7, 4])  # blocks of each prompt, room for 12 tokens
 
 
-def shape(batch: int = 1, splits: int = 1) -> DecodeShape:
-    return decode_shape(CONFIG, batch, splits)
+def shape(batch: int = 1, splits: int = 1, config: ModelConfig = CONFIG) -> DecodeShape:
+    return decode_shape(config, batch, splits)
 
 
 @functools.cache
-def exact_model():
+def exact_model(config: ModelConfig):
     """The tiny model in float64."""
-    model = build_model(CONFIG, torch.float64)
-    model.load_state_dict(tiny_model(CONFIG).state_dict())
+    model = build_model(config, torch.float64)
+    model.load_state_dict(tiny_model(config).state_dict())
     return model
 
 
 @functools.cache
-def logits_after(tokens: tuple[int, ...]) -> Tensor:
+def logits_after(config: ModelConfig, tokens: tuple[int, ...]) -> Tensor:
     """float64's [V] at the last token, rounded once."""
-    return reference_logits(exact_model(), list(tokens))[-1]
+    return reference_logits(exact_model(config), list(tokens))[-1]
 
 
 @functools.cache
-def _filled_cache() -> KVStorage:
+def _filled_cache(config: ModelConfig) -> KVStorage:
     """The prompts but for their last tokens, in their blocks; NaN elsewhere."""
-    storage = KVStorage(
-        CONFIG.num_layers, 12, BLOCK_SIZE, CONFIG.num_kv_heads, CONFIG.head_dim, torch.float32
-    )
+    sizes = (config.num_layers, 12, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    storage = KVStorage(*sizes, torch.float32)
     storage.poison(range(12))
-    model, backend = tiny_model(CONFIG), TorchBackend()
+    model, backend = tiny_model(config), TorchBackend()
     with torch.inference_mode():
         for prompt, table in zip(PROMPTS, TABLES, strict=True):
             T = len(prompt) - 1
@@ -70,11 +72,12 @@ def _filled_cache() -> KVStorage:
 class TinyStep:
     """A megakernel before its step; `prompts` are the tokens so far, the new one included."""
 
+    config: ModelConfig
     megakernel: Megakernel
     prompts: list[list[int]]
 
     def expected(self) -> list[Tensor]:
-        return [logits_after(tuple(prompt)) for prompt in self.prompts]
+        return [logits_after(self.config, tuple(prompt)) for prompt in self.prompts]
 
     def set(self) -> None:
         last = [prompt[-1] for prompt in self.prompts]
@@ -90,28 +93,24 @@ class TinyStep:
         picked = self.megakernel.tokens.tolist()[: len(self.prompts)]
         return picked == [int(row.argmax()) for row in self.expected()]
 
-    def follow(self) -> None:
-        """Make the picked tokens the next step's input."""
-        for prompt, token in zip(self.prompts, self.megakernel.tokens.tolist(), strict=False):
-            prompt.append(token)
-        self.set()
-
 
 def tiny_step(
     schedule: Schedule,
     requests: int | None = None,
     options: MegakernelOptions | None = None,
     stale: bool = False,
+    config: ModelConfig = CONFIG,
+    tiles: Tiles | None = None,
 ) -> TinyStep:
     """A step of `requests` prompts (the whole batch) with memory of its own.
 
     Where nothing was written yet lies NaN; stale: numbers of the size that a step before this one
     might have left, because the interpreter stops at NaN where a GPU goes on.
     """
-    model, storage = tiny_model(CONFIG), _filled_cache()
+    model, storage = tiny_model(config), _filled_cache(config)
     batch = schedule.shape.batch
     keys, values = ([t.clone() for t in side] for side in (storage.keys, storage.values))
-    rope = torch.cat(model.rotary(torch.arange(CONFIG.max_position_embeddings)), 1).contiguous()
+    rope = torch.cat(model.rotary(torch.arange(config.max_position_embeddings)), 1).contiguous()
     layers = [
         (
             layer.input_layernorm.weight,
@@ -125,9 +124,9 @@ def tiny_step(
     ]
     weights = Weights(layers, model.embed_tokens.weight, model.norm.weight, model.lm_head.weight)
     megakernel = Megakernel(
-        CONFIG, _detached(weights), keys, values, rope,
+        config, _detached(weights), keys, values, rope,
         batch=batch, splits=schedule.shape.splits, max_blocks=3, options=options,
-        schedule=schedule, capacity=4,
+        schedule=schedule, capacity=4, tiles=tiles,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     for name, buffer in megakernel.buffers_by_name().items():
@@ -135,7 +134,7 @@ def tiny_step(
             left = torch.randn(buffer.shape, generator=generator) if stale else torch.nan
             is_cache = name[1:].isdigit()
             buffer.copy_(torch.where(buffer.isnan() | (not is_cache), left, buffer))
-    step = TinyStep(megakernel, [list(p) for p in PROMPTS[: requests or batch]])
+    step = TinyStep(config, megakernel, [list(p) for p in PROMPTS[: requests or batch]])
     step.set()
     return step
 
