@@ -137,8 +137,8 @@ def assign(
 ) -> Schedule:
     """Deal the instructions of a step to `num_programs` queues, some of which may stay empty.
 
-    policy: "round_robin" (instruction i to program i mod P), "zig_zag" (there and back again, so
-    that nobody always gets the first of each operation), "list" (whoever is free first takes the
+    policy: "round_robin" (instruction i to program i mod P), "zig_zag" (there and back again,
+    each operation from the other end than the one before), "list" (whoever is free first takes the
     ready instruction with the longest way to go, in the time of `cost`; None: `byte_cost`), or
     "random" (any topological order, any program: for tests). sync: "counters", or "grid": the
     step as ordinary kernels run it, with a barrier of all programs between two operations.
@@ -158,10 +158,9 @@ def assign(
         order = _random_order(items, draw)
         placed = [(i, draw.randrange(num_programs)) for i in order]
     else:
-        turn = list(range(num_programs))
+        placed = [(i, i % num_programs) for i in range(len(items))]
         if policy == "zig_zag":
-            turn += turn[::-1]
-        placed = [(i, turn[i % len(turn)]) for i in range(len(items))]
+            placed = _zig_zag(graph, num_programs)
     if sync == "grid":
         return _with_barriers(graph, num_programs, placed)
     queues: list[list[Instruction]] = [[] for _ in range(num_programs)]
@@ -207,6 +206,19 @@ def stage(item: Instruction, shape: DecodeShape) -> int:
     if item.op >= Op.HEAD:
         return 6 * shape.layers + item.op - Op.HEAD + 1
     return 6 * item.layer + item.op - Op.QKV + 1
+
+
+def _zig_zag(graph: Graph, num_programs: int) -> list[tuple[int, int]]:
+    """(instruction, program). An operation of at most P pieces gives nobody two of them, which one
+    long zig-zag over all operations would."""
+    there = [*range(num_programs), *reversed(range(num_programs))]
+    dealt, placed = Counter[int](), []
+    for i, item in enumerate(graph.instructions):
+        number = stage(item, graph.shape)
+        turn = there[dealt[number] % len(there)]
+        placed.append((i, num_programs - 1 - turn if number % 2 else turn))
+        dealt[number] += 1
+    return placed
 
 
 def _list_schedule(

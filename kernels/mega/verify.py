@@ -56,9 +56,9 @@ STATE = ("EPOCH", "TOKEN", "POSITION", "INDEX")  # what a step finds and leaves 
 class Report:
     """What was proved, or why not.
 
-    errors: sentences, at most `MAX_ERRORS`. num_pairs: conflicting pairs that were found ordered;
-    every piece of memory that two instructions share counts. longest_queue: instructions.
-    critical_path: instructions of the longest chain that nothing can shorten.
+    errors: sentences, at most `MAX_ERRORS`. num_pairs: conflicting pairs (a writer, another that
+    touches what it writes) that were found in the model's order. longest_queue: instructions.
+    critical_path: instructions of the longest chain, each after the one before.
     """
 
     errors: tuple[str, ...]
@@ -239,50 +239,54 @@ class _Proof:
 
     def check_order(self) -> int:
         """Every pair that conflicts, and every read after its write; how many pairs were fine."""
+        conflicts: dict[int, int] = defaultdict(int)  # writer → who else touches what it writes
+        orphans = []
+        for cell, readers, touching, writers in self._cells():
+            initialised = 0
+            for w in writers:
+                conflicts[w] |= touching
+                initialised |= self.after[w]
+            if cell.buffer not in STATE and readers & ~initialised:
+                orphans.append((_lowest(readers & ~initialised), cell))
         earlier, same = self._stage_masks()
         pairs = 0
-        for cell, readers, writers in self._cells():
-            initialised = 0
-            for w in _bits(writers):
-                others = (readers | writers) & ~(1 << w)
-                first, equal = earlier[self.stages[w]], same[self.stages[w]]
-                wrong = others & first & ~self.before[w]
-                wrong |= others & ~first & ~self.after[w]
-                wrong |= others & equal
-                pairs += others.bit_count() - wrong.bit_count()
-                initialised |= self.after[w]
-                if wrong:
-                    self._explain(cell, w, next(_bits(wrong)), readers)
-            if cell.buffer not in STATE and readers & ~initialised:
-                i = next(_bits(readers & ~initialised))
-                self.error(
-                    f"uninitialised: {self.who(i)} reads {_memory(cell)}, and nothing that "
-                    "certainly ran before has written it"
-                )
-            if len(self.errors) >= MAX_ERRORS:
-                break
+        for w, touching in sorted(conflicts.items()):
+            first, equal = earlier[self.stages[w]], same[self.stages[w]]
+            fine = first & self.before[w] | self.after[w] & ~(first | equal)
+            others = touching & ~(1 << w)
+            pairs += (others & fine).bit_count()
+            if wrong := others & ~fine:
+                self._explain(w, _lowest(wrong))
+        for i, cell in orphans:
+            self.error(
+                f"uninitialised: {self.who(i)} reads {_memory(cell)}, and nothing that certainly "
+                "ran before has written it"
+            )
         return pairs
 
-    def _explain(self, cell: Region, w: int, other: int, readers: int) -> None:
+    def _explain(self, w: int, other: int) -> None:
         """The sentence about writer w and another instruction that touches the same memory."""
-        does = "reads" if readers >> other & 1 else "writes"
-        where = _memory(cell)
-        ordered = (self.before[w] | self.after[w]) >> other & 1
-        if not ordered:
+        reads, writes = regions(self.items[other], self.shape)
+        cell, does = next(
+            (area.intersection(mine), does)
+            for mine in regions(self.items[w], self.shape)[1]
+            for does, areas in (("writes", writes), ("reads", reads))
+            for area in areas
+            if area.overlaps(mine)
+        )
+        one, two, where = self.who(w), self.who(other), _memory(cell)
+        if not (self.before[w] | self.after[w]) >> other & 1:
             self.error(
-                f"race: {self.who(w)} writes {where}, {self.who(other)} {does} it, and nothing "
-                "orders the two: the result depends on timing"
+                f"race: {one} writes {where}, {two} {does} it, and nothing orders the two: the "
+                "result depends on timing"
             )
         elif self.stages[w] == self.stages[other]:
-            self.error(
-                f"conflict: {self.who(w)} and {self.who(other)} are parts of one operation and "
-                f"both touch {where}"
-            )
+            self.error(f"conflict: {one} and {two}, parts of one operation, both touch {where}")
         else:
-            first, second = (w, other) if self.after[w] >> other & 1 else (other, w)
+            first, second = (one, two) if self.after[w] >> other & 1 else (two, one)
             self.error(
-                f"wrong order: {self.who(first)} runs before {self.who(second)}, after which it "
-                f"comes in the model, and both touch {where}: it sees an old value"
+                f"wrong order: {first} runs before {second}, after which it comes in the model, "
+                f"and both touch {where}: an old value is read or left"
             )
 
     def _stage_masks(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -296,15 +300,22 @@ class _Proof:
             seen |= same[number]
         return earlier, same
 
-    def _cells(self) -> Iterator[tuple[Region, int, int]]:
-        """(memory, who reads it, who writes it) with every buffer cut at all edges of regions."""
-        touched: dict[Region, list[int]] = defaultdict(lambda: [0, 0])
+    def _cells(self) -> Iterator[tuple[Region, int, int, list[int]]]:
+        """(memory, mask of who reads it, of who touches it, who writes it), every buffer cut at
+        all edges of regions; of cells that the same regions cover, one."""
+        readers: dict[Region, int] = defaultdict(int)
+        touching: dict[Region, int] = defaultdict(int)
+        writers: dict[Region, list[int]] = defaultdict(list)
         for i, item in enumerate(self.items):
-            for kind, areas in enumerate(regions(item, self.shape)):
-                for area in areas:
-                    touched[area][kind] |= 1 << i
+            reads, writes = regions(item, self.shape)
+            for area in reads:
+                readers[area] |= 1 << i
+            for area in writes:
+                writers[area].append(i)
+            for area in {*reads, *writes}:
+                touching[area] |= 1 << i
         by_buffer: dict[str, list[Region]] = defaultdict(list)
-        for area in touched:
+        for area in touching:
             by_buffer[area.buffer].append(area)
         for name, areas in by_buffer.items():
             rows = sorted({edge for a in areas for edge in (a.first_row, a.last_row)})
@@ -319,26 +330,20 @@ class _Proof:
             seen = set()
             for (r, c), covering in grid.items():
                 key = tuple(covering)
-                if key in seen:  # memory that the same instructions touch
+                if key in seen:
                     continue
                 seen.add(key)
-                readers = writers = 0
-                for a in covering:
-                    readers |= touched[a][0]
-                    writers |= touched[a][1]
-                yield (
-                    Region(name, rows[r], rows[r + 1], columns[c], columns[c + 1]),
-                    readers,
-                    writers,
-                )
+                cell = Region(name, rows[r], rows[r + 1], columns[c], columns[c + 1])
+                read = touched = 0
+                for area in covering:
+                    read |= readers.get(area, 0)
+                    touched |= touching[area]
+                yield cell, read, touched, [w for area in covering for w in writers.get(area, ())]
 
 
-def _bits(mask: int) -> Iterator[int]:
-    """The positions of a mask's ones."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+def _lowest(mask: int) -> int:
+    """The position of a mask's lowest one."""
+    return (mask & -mask).bit_length() - 1
 
 
 def _memory(cell: Region) -> str:

@@ -19,7 +19,7 @@ REASONS = {  # what the first sentence is about
     "wrong-counter": "race: ",
     "swapped-waits": "deadlock: a circle",
     "waits-for-itself": "deadlock: a circle",
-    "stale-epoch": "race: PICK",
+    "stale-epoch": "race: HEAD",
     "missing-signal": "deadlock: ATTENTION",
     "amount-two": "partial wait: GATE_UP",
     "counter-reused": "partial wait: ",

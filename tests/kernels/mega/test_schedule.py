@@ -92,13 +92,20 @@ def test_packed_queues_end_with_halt_and_decode_to_what_they_were():
 
 @pytest.mark.parametrize(
     ("policy", "programs"),
-    [("round_robin", [0, 1, 2, 0, 1, 2, 0]), ("zig_zag", [0, 1, 2, 2, 1, 0, 0])],
+    [("round_robin", [0, 1, 2, 0, 1, 2, 0]), ("zig_zag", [0, 2, 1, 0, 0, 1, 2])],
 )
 def test_who_gets_the_first_instructions(policy, programs):
     graph = build(TINY, 3)
     schedule = assign(graph, 3, policy)
     by = {item: p for p, queue in enumerate(schedule.queues) for item in queue}
     assert [by[item] for item in graph.instructions[:7]] == programs
+
+
+def test_zig_zag_gives_nobody_two_pieces_of_an_operation_that_has_few():
+    schedule = assign(build(TINY, 5), 5, "zig_zag")
+    for queue in schedule.queues:
+        pieces = Counter((item.op, item.layer) for item in queue if TINY.tiles(Op(item.op)))
+        assert set(pieces.values()) == {1}
 
 
 def test_random_schedules_repeat_with_their_seed_and_differ_without():
