@@ -49,6 +49,7 @@ def _add_options(parser: Parser) -> None:
     add("--model", type=_names, metavar="NAME,…", help="shapes (default: what the device allows)")
     add("--batch", type=_integers, metavar="B,…", help="requests in a step (default: 1,4,16)")
     add("--context", type=_integers, metavar="S,…", help="tokens each (default: 512,4096,32768)")
+    add("--layers", type=int, metavar="L", help="only the model's first L (default: all)")
     add("--rungs", type=_names, metavar="NAME,…", help="of the ladder (default: all)")
     add("--budget", type=float, default=120.0, metavar="S", help="seconds a cell (default: 120)")
     add("--probes", type=int, default=8, metavar="N", help="steps compared (default: 8)")
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     defaults = GPU_CELLS if device.type == "cuda" else CPU_CELLS
     asked = (arguments.model, arguments.batch, arguments.context)
     models, batches, contexts = (a or d for a, d in zip(asked, defaults, strict=True))
-    cells = cells_by_value(models, batches, contexts)
+    cells = cells_by_value(models, batches, contexts, arguments.layers)
     if not cells:
         raise ValueError(f"--context must fit the model, got {contexts} for {', '.join(models)}")
 

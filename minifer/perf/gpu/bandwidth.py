@@ -6,6 +6,7 @@ is what others report, and a pass that only reads. Buffers are several times lar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -68,6 +69,6 @@ def measure_bandwidth(
 def datasheet(accelerator: str | None) -> Device | None:
     """The maker's figures for a chip as torch names it ("NVIDIA H200"); None if not listed."""
     for device in DEVICES.values():
-        if accelerator is not None and device.name.split("-")[0] in accelerator.split():
+        if re.search(rf"\b{device.name.split('-')[0]}\b", accelerator or ""):
             return device
     return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -30,37 +30,47 @@ BLOCK_SIZE = 16
 STEPS_PER_SAMPLE = 32  # at most; a step that moves on needs room for as many tokens
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Cell:
-    """model: a name in `kernels.mega.shapes.MODELS`. Raises `ValueError` for sizes out of range."""
+    """model: a name in `kernels.mega.shapes.MODELS`. layers: only the first so many, None for all.
+    Raises `ValueError` for sizes out of range."""
 
     model: str
     batch: int
     context: int
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
-        longest = self.config.max_position_embeddings - STEPS_PER_SAMPLE
+        longest = MODELS[self.model].max_position_embeddings - STEPS_PER_SAMPLE
         if not 1 <= self.context <= longest:
             raise ValueError(f"context must be 1 to {longest} for {self.model}, got {self.context}")
         if self.batch < 1:
             raise ValueError(f"batch must be at least 1, got {self.batch}")
+        most = MODELS[self.model].num_layers
+        if self.layers is not None and not 1 <= self.layers <= most:
+            raise ValueError(f"layers must be 1 to {most} for {self.model}, got {self.layers}")
 
     @property
     def config(self) -> ModelConfig:
-        return MODELS[self.model]
+        whole = MODELS[self.model]
+        return whole if self.layers is None else replace(whole, num_layers=self.layers)
 
     def cost(self) -> OpCost:
         """FLOPs and bytes of a step, bfloat16; its weight and KV bytes are the floor."""
         return decode_cost(self.config, self.batch, self.context).total()
 
     def __str__(self) -> str:
-        return f"{self.model}, batch {self.batch}, context {self.context}"
+        depth = "" if self.layers is None else f", {self.layers} layers only"
+        return f"{self.model}, batch {self.batch}, context {self.context}{depth}"
 
 
 def cells_by_value(
-    models: Iterable[str], batches: Iterable[int], contexts: Iterable[int]
+    models: Iterable[str],
+    batches: Iterable[int],
+    contexts: Iterable[int],
+    layers: int | None = None,
 ) -> list[Cell]:
     """All combinations that a model allows, in the order in which a short run should take them:
     one by one away from the first of each list, so the first of all comes first."""
@@ -73,7 +83,7 @@ def cells_by_value(
     cells = []
     for *_, (model, batch, context) in sorted(ranked):
         if model not in MODELS or context <= _longest(model):
-            cells.append(Cell(model, batch, context))
+            cells.append(Cell(model, batch, context, layers))
     return cells
 
 

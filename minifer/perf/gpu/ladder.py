@@ -5,7 +5,7 @@ Schema of the JSON (`schema_version` 1)::
     schema_version, name "decode-ladder", started, machine, versions, git   as in perf/bench.py
     settings        seed, probes, budget of a cell in seconds, and what the caller adds
     bandwidth       {copy, read, samples} as measured here; datasheet: bytes/s, null if unknown
-    cells           model, batch, context, weight_bytes and kv_bytes of a step,
+    cells           model, batch, context, layers (null: all), weight_bytes and kv_bytes of a step,
                     reason (why nothing ran, or null), and rows, one a rung:
         rung, change
         status      ok · wrong (its speed is void) · failed · skipped · running (its process ended)
@@ -123,7 +123,7 @@ class Ladder:
     def entry(self, cell: Cell) -> dict[str, Any]:
         """The cell's place, made if there is none."""
         for entry in self.cells:
-            if (entry["model"], entry["batch"], entry["context"]) == tuple(asdict(cell).values()):
+            if all(entry[key] == value for key, value in asdict(cell).items()):
                 return entry
         cost = cell.cost()
         floor = {"weight_bytes": cost.weight_bytes, "kv_bytes": cost.kv_bytes}
@@ -167,7 +167,7 @@ def table(ladder: Ladder) -> str:
     lines = []
     for cell in ladder.cells:
         moved = (cell["weight_bytes"] + cell["kv_bytes"]) / 1e9
-        title = f"{cell['model']}, batch {cell['batch']}, context {cell['context']}"
+        title = Cell(cell["model"], cell["batch"], cell["context"], cell["layers"])
         lines += ["", f"{title}: {moved:.3g} GB a step", _HEADER]
         if cell["reason"]:
             lines.append(f"  {cell['reason']}")
