@@ -101,14 +101,16 @@ class GemmTiles(NamedTuple):
 def gemm_tiles(tokens: int, itemsize: int, gpu: Gpu) -> GemmTiles:
     """The tile for x [tokens, in] on a GPU. Not measured on a GPU yet.
 
-    Short prompts take low tiles: rows that are not there cost as much as others.
+    Few tokens take low tiles, because rows that are not there cost as much as others, and narrow
+    ones, because the weights' bytes are still the limit and every SM should fetch some.
     """
-    stages = 2 if gpu.hip else 3
     if itemsize == 4:  # no tensor core: a thread's registers are the limit
-        return GemmTiles(64, 64, 32 if gpu.hip else 16, stages, 8)
+        return GemmTiles(64, 64, 32 if gpu.hip else 16, 2 if gpu.hip else 3, 8)
+    if tokens <= 32:
+        return GemmTiles(32, 32, 128, 2 if gpu.hip else 4, 4)
     if tokens <= 64:
-        return GemmTiles(32 if tokens <= 32 else 64, 64, 64, stages, 4)
-    return GemmTiles(128, 128, 64, stages, 8)
+        return GemmTiles(64, 64, 128, 2 if gpu.hip else 3, 4)
+    return GemmTiles(128, 128, 64, 2 if gpu.hip else 3, 8)
 
 
 def interpreter_gemm_tiles(tokens: int, out: int, width: int) -> GemmTiles:
