@@ -11,24 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from minifer.kernels.aot import AotCase
-from minifer.kernels.checks import FLOATS, check_same, check_tensor
+from minifer.kernels.checks import FLOATS, check_tensor
 from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
-from minifer.kernels.mega.isa import COUNTER_STRIDE, DecodeShape, Op, buffers
+from minifer.kernels.mega.isa import COUNTER_STRIDE, Op, buffers
 from minifer.kernels.mega.kernel import kernel
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import MODELS, decode_shape
+from minifer.kernels.mega.tiles import Tiles, constants, stages_for
+from minifer.kernels.mega.weights import Weights, check_alignment, pointers
 from torch import Tensor
 
 from minifer.config import ModelConfig
 
-TRITON_DTYPES = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
+NVIDIA = not INTERPRETED.value and torch.version.hip is None
 
 
 class MegakernelError(RuntimeError):
@@ -45,11 +41,12 @@ class MegakernelOptions:
     count launches instead. advance: the step leaves the next one's input behind, so that launches
     can follow each other without the host. write_logits: fill LOGITS. sample: honour temperatures
     (otherwise every request is greedy). trace: leave timestamps. patience: failed polls after
-    which a program stops waiting; a poll takes about a microsecond on a GPU.
+    which a program stops waiting; a poll takes about a microsecond on a GPU. Prefetches and
+    timestamps are NVIDIA's; in the interpreter they do nothing.
     """
 
-    prefetch_bytes: int = 0 if INTERPRETED.value else 65536
-    prefetch_registers: bool = not INTERPRETED.value
+    prefetch_bytes: int = 65536 if NVIDIA else 0
+    prefetch_registers: bool = NVIDIA
     epochs: bool = False
     advance: bool = False
     write_logits: bool = True
@@ -62,138 +59,6 @@ class MegakernelOptions:
             raise ValueError(f"patience must be at least 1, got {self.patience}")
         if self.prefetch_bytes < 0:
             raise ValueError(f"prefetch_bytes must be at least 0, got {self.prefetch_bytes}")
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A model's matrices and norms, contiguous, of one dtype; `layers` holds, of each layer, the
-    attention norm [D], W_qkv [(H + 2 K) · C, D], W_o [D, H · C], the MLP norm [D], W_gate_up
-    [2 F, D] and W_down [D, F]. embedding and head [V, D] may be the same tensor; norm [D]."""
-
-    layers: Sequence[tuple[Tensor, ...]]
-    embedding: Tensor
-    norm: Tensor
-    head: Tensor
-
-    def check(self, shape: DecodeShape) -> None:
-        """Raises `ValueError` for a tensor that does not fit the shape."""
-        D, F, wide = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
-        layer = {
-            "attention norm": (D,),
-            "qkv": (shape.qkv_rows, D),
-            "output": (D, wide),
-            "MLP norm": (D,),
-            "gate_up": (2 * F, D),
-            "down": (D, F),
-        }
-        if len(self.layers) != shape.layers:
-            raise ValueError(f"weights must have {shape.layers} layers, got {len(self.layers)}")
-        named = {"embedding": (self.embedding, (shape.vocab, D)), "norm": (self.norm, (D,))}
-        named["head"] = (self.head, (shape.vocab, D))
-        for i, tensors in enumerate(self.layers):
-            for (name, size), tensor in zip(layer.items(), tensors, strict=True):
-                named[f"{name} of layer {i}"] = (tensor, size)
-        for name, (tensor, size) in named.items():
-            check_tensor(name, tensor, size, like=self.embedding)
-            check_alignment(name, tensor)
-        check_same("dtype", {name: tensor.dtype for name, (tensor, _) in named.items()})
-
-    def addresses(self) -> Tensor:
-        """int64 [6 L + 3], on the device of the weights."""
-        rest = (self.embedding, self.norm, self.head)
-        tensors = [tensor for layer in self.layers for tensor in layer] + list(rest)
-        return pointers(tensors)
-
-
-def pointers(tensors: Sequence[Tensor]) -> Tensor:
-    """Their addresses, int64, on their device."""
-    return torch.tensor(
-        [t.data_ptr() for t in tensors], dtype=torch.int64, device=tensors[0].device
-    )
-
-
-def check_alignment(name: str, tensor: Tensor) -> None:
-    """Raises `ValueError` unless the tensor starts at a multiple of 16 bytes: the kernel loads 16
-    bytes at a time."""
-    if tensor.data_ptr() % 16:
-        raise ValueError(
-            f"{name} must start at a multiple of 16 bytes, got address {tensor.data_ptr():#x}: "
-            "copy it with .clone()"
-        )
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Sizes of tiles: kernel.py's ROWS, BK, SLICES, BT, GP, and how it is compiled."""
-
-    rows: int
-    block_k: int
-    slices: int
-    block_t: int
-    group: int
-    warps: int = 8
-    stages: int = 4
-
-    @classmethod
-    def for_gpu(cls, shape: DecodeShape, dtype: torch.dtype, stages: int = 4) -> Tiles:
-        """16 KiB of 16-bit weights a tile, three of them on their way: what an SM must have in
-        flight to be as fast as its share of the memory (Little's law). `stages`: 4 where a block
-        may have 227 KiB of shared memory (sm_90, sm_100), 3 for 163 KiB (sm_80), 2 for 64 KiB."""
-        block_k = 512 if dtype.itemsize == 2 else 256
-        slices = 0 if shape.batch == 1 else 8
-        group = max(16, triton.next_power_of_2(shape.group))
-        return cls(shape.tile, block_k, slices, 64, group, 8, stages)
-
-    @classmethod
-    def for_interpreter(cls, shape: DecodeShape, schedule: Schedule) -> Tiles:
-        """As much as an instruction has, within reason: an operation costs some 40 µs, and a
-        nanosecond an element."""
-        tiles = max(item.end - item.begin for queue in schedule.queues for item in queue)
-        rows = min(triton.next_power_of_2(tiles * shape.tile), 256)
-        block_k = min(triton.next_power_of_2(shape.hidden), 256)
-        group = triton.next_power_of_2(shape.group)
-        return cls(rows, block_k, 0 if shape.batch == 1 else 1, 128, group, 1, 1)
-
-
-def constants(
-    shape: DecodeShape,
-    tiles: Tiles,
-    dtype: torch.dtype,
-    cache: torch.dtype,
-    eps: float,
-    block_size: int,
-    head_slots: int,
-    interpreted: bool,
-) -> dict[str, Any]:
-    """The kernel's constants up to its switches, in its order."""
-    B = shape.batch
-    return {
-        "DTYPE": TRITON_DTYPES[dtype],
-        "CACHE_DTYPE": TRITON_DTYPES[cache],
-        "DOT": tl.float32 if interpreted else TRITON_DTYPES[dtype],
-        "EPS": eps,
-        "B": B,
-        "BP": 1 if B == 1 else max(8, B),
-        "L": shape.layers,
-        "D": shape.hidden,
-        "F": shape.intermediate,
-        "H": shape.heads,
-        "K": shape.kv_heads,
-        "C": shape.head_dim,
-        "V": shape.vocab,
-        "S": shape.splits,
-        "P": block_size,
-        "HEAD_SLOTS": head_slots,
-        "TILE": shape.tile,
-        "ROWS": tiles.rows,
-        "BK": tiles.block_k,
-        "SLICES": tiles.slices,
-        "BT": tiles.block_t,
-        "GP": tiles.group,
-        "CP": triton.next_power_of_2(shape.head_dim),
-        "SLOTS": triton.next_power_of_2(head_slots),
-        "STAGES": tiles.stages,
-    }
 
 
 def resident_programs(device: torch.device) -> int:
@@ -262,7 +127,7 @@ class Megakernel:
         self.tiles = tiles or (
             Tiles.for_interpreter(shape, schedule)
             if INTERPRETED.value
-            else Tiles.for_gpu(shape, weights.embedding.dtype)
+            else Tiles.for_gpu(shape, weights.embedding.dtype, stages_for(device))
         )
         self._keep = (weights, caches, rope)  # the kernel knows only their addresses
         self._tensors = self._allocate(max_blocks, capacity)
@@ -493,7 +358,7 @@ def _aot_case(
             shape, tiles, torch.bfloat16, torch.bfloat16, MODELS[model].rms_norm_eps, 16, 132, False
         ),
         "PREFETCH_BYTES": 65536 if nvidia else 0,
-        "PREFETCH_REGISTERS": True,
+        "PREFETCH_REGISTERS": nvidia,
         "EPOCHS": True,
         "ADVANCE": True,
         "WRITE_LOGITS": True,
