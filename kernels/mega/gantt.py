@@ -38,15 +38,15 @@ _KIND_OF = {
     "up": "gate·up",
     "DOWN": "down",
 }
-# Task → what is written on it, and in which colour
+# Task → what is written on it
 _LABELS = {
-    "QKV": ("QKV", "#fff"),
-    "ATTENTION": ("attention", "#222"),
-    "OUTPUT": ("output", "#222"),
-    "GATE_UP": ("gate, up", "#fff"),
-    "gate": ("gate", "#fff"),
-    "up": ("up", "#fff"),
-    "DOWN": ("down", "#222"),
+    "QKV": "QKV",
+    "ATTENTION": "attention",
+    "OUTPUT": "output",
+    "GATE_UP": "gate, up",
+    "gate": "gate",
+    "up": "up",
+    "DOWN": "down",
 }
 _NO_LAYER = ("EMBED", "HEAD", "PICK")
 _LEFT, _WIDTH, _ROW, _STRIP = 54, 926, 132, 30  # pixels of an SVG 1000 wide
@@ -58,11 +58,13 @@ class Panel:
     """A timeline with what the picture says about it.
 
     machine: for the strip of bandwidth, None where it is not known. note: stands after the name.
+    peak: bytes a second, for the share of it in the heading.
     """
 
     timeline: Timeline
     machine: Machine | None = None
     note: str = ""
+    peak: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,17 +194,20 @@ def _frame(
 
 
 def heading(panel: Panel) -> str:
-    """Name, how many launches or instructions, and the whole step's time."""
-    kind = "modelled" if panel.timeline.modelled else "measured"
+    """How many launches or instructions, the whole step's time, and whether it is a model's."""
+    timeline = panel.timeline
+    kind = "modelled" if timeline.modelled else "measured"
     note = f"{panel.note}; " if panel.note else ""
-    return f"{note}whole step {panel.timeline.seconds * 1e6:.0f} µs {kind}"
+    share = f", {timeline.share_of(panel.peak):.0%} of peak bandwidth" if panel.peak else ""
+    return f"{note}whole step {timeline.seconds * 1e6:,.0f} µs{share}, {kind}"
 
 
 def _style() -> str:
     colours = "".join(f".{_css(kind)}{{fill:{colour}}}" for kind, (colour, _) in KINDS.items())
     return (
         "<style>text{font:12px DejaVu Sans,Helvetica,Arial,sans-serif;fill:#222}"
-        f".h{{font-size:16px;font-weight:bold}}.b{{font-weight:bold}}.s{{font-size:10px}}{colours}"
+        f".h{{font-size:16px;font-weight:bold}}.b{{font-weight:bold}}.s{{font-size:10px}}"
+        f".l{{paint-order:stroke;stroke:#fff;stroke-width:3px}}{colours}"
         "</style>"
     )
 
@@ -240,7 +245,7 @@ def _svg_panel(
     width = (end - start) * 1e6 * scale
     out.append(
         f'<text x="{_LEFT}" y="{y - 8}"><tspan class="b">{html.escape(timeline.name)}</tspan>'
-        f"  {html.escape(heading(panel))}</text>"
+        f": {html.escape(heading(panel))}</text>"
     )
     out.append(
         f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_ROW}" fill="#fff" '
@@ -287,13 +292,13 @@ def _svg_labels(
                 max(last, span.end - (timeline.overhead or 0.0)),
             )
     for (name, _), (first, last) in extents.items():
-        label, colour = _LABELS[name]
+        label = _LABELS[name]
         x = _LEFT + ((first + last) / 2 - start) * 1e6 * scale
         room = (last - first) * 1e6 * scale
         place = f'x="{x:.1f}" y="{y + _ROW / 2 + 4}"'
         if room < 7 * len(label) + 4:
             place = f'transform="translate({x + 4:.1f} {y + _ROW / 2})rotate(-90)"'
-        out.append(f'<text {place} text-anchor="middle" style="fill:{colour}">{label}</text>')
+        out.append(f'<text {place} text-anchor="middle" class="l">{label}</text>')
 
 
 def _svg_axis(out: list[str], longest: float, scale: float, y: float) -> None:

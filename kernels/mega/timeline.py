@@ -14,7 +14,8 @@ gets
 where program_bandwidth = bytes in flight ÷ latency (Little's law): what one SM can draw however
 idle the rest is. So a last, half-empty wave is slow only once too few SMs are left to fill the
 pipe. With prefetch, up to `prefetch` bytes of a task's weights stream while it waits, because
-weights depend on nothing.
+weights depend on nothing. That is mostly a gain, and can be a loss: what comes early takes
+bandwidth from those whom all the others wait for.
 
 This is a MODEL: nothing here has been fitted to a measurement. It leaves out arithmetic, L2 hits
 of activations (they cost nothing), counter traffic, clocks, memory refresh and anything that varies

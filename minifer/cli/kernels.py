@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minifer.cli import kernels_report
+from minifer.cli import kernels_report, kernels_timeline, kernels_verify
 from minifer.cli.parser import add_command
 
-SUBCOMMANDS = (kernels_report,)
+SUBCOMMANDS = (kernels_report, kernels_timeline, kernels_verify)
 
 
 def add(commands: Any) -> None:
@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
         examples=[
             ("kernels report", "registers, spills, shared memory, instructions"),
             ("kernels report --help", "its options"),
+            ("kernels timeline", "a decode step in seven ways, modelled on an H100"),
         ],
         code=[
             ("kernels/", "the kernels, one a file, each beside its slow twin"),

@@ -160,7 +160,7 @@ def find_device(name: str) -> Device:
 
     Raises `ValueError` for an unknown name, with those there are.
     """
-    full = {device.lower(): device for device in DEVICES} | ALIASES
+    full = {device.lower(): device for device in DEVICES} | dict(ALIASES)
     if name.lower() not in full:
         raise ValueError(
             f"device must be one of {', '.join(ALIASES)} or {', '.join(DEVICES)}, got {name!r}"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from minifer.kernels.mega.gantt import Panel
@@ -77,6 +78,7 @@ def splits_for(context: int, requests: int, num_sms: int) -> int:
     return splits
 
 
+@lru_cache(maxsize=8)
 def megakernel(
     shape: DecodeShape, num_sms: int, policy: str, sync: str = "counters", pieces: int = 1
 ) -> Schedule:
@@ -123,7 +125,7 @@ def panel(
         schedule = megakernel(shape, chip.programs, policy, sync, pieces)
         queues = tasks(schedule, context)
         note = f"1 launch of {schedule.num_instructions:,} instructions"
-    return Panel(simulate(queues, chip, arm), chip, note)
+    return Panel(simulate(queues, chip, arm), chip, note, device.memory_bandwidth)
 
 
 def useful_bytes(shape: DecodeShape, context: int) -> float:
