@@ -14,6 +14,7 @@ from minifer.config import EngineConfig, ModelConfig
 from minifer.execution.backend import Backend, TorchBackend
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
+from minifer.kernels.mode import prepare
 from minifer.kv.step_input import StepInput
 
 GIB = 1024**3
@@ -89,6 +90,7 @@ class ModelRunner:
 def make_backend(name: str, device: str) -> Backend:
     """The back end of a name. Raises `ValueError` where it cannot run on `device`."""
     if name == "triton":
+        prepare(device)  # before anything imports triton
         from minifer.execution.triton_backend import TritonBackend
 
         return TritonBackend(device)
