@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from minifer.kernels.aot import AotCase
-from minifer.kernels.checks import FLOATS, check_tensor
+from minifer.kernels.checks import FLOATS, check_same, check_tensor
 from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
-from minifer.kernels.mega.isa import COUNTER_STRIDE, Op, buffers
+from minifer.kernels.mega.isa import COUNTER_STRIDE, DecodeShape, Op, buffers
 from minifer.kernels.mega.kernel import kernel
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import MODELS, decode_shape
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from minifer.config import ModelConfig
 
+_DRAWS = {"seeds": "SEED", "indices": "INDEX", "temperatures": "TEMPERATURE"}
 NVIDIA = not INTERPRETED.value and torch.version.hip is None
 
 
@@ -70,6 +71,25 @@ def resident_programs(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def _check_caches(
+    keys: Sequence[Tensor], values: Sequence[Tensor], shape: DecodeShape, like: Tensor
+) -> list[Tensor]:
+    """Keys and values of layer 0, of layer 1, … Raises `ValueError` for what does not fit."""
+    if not len(keys) == len(values) == shape.layers:
+        raise ValueError(
+            f"keys and values must have {shape.layers} layers, got {len(keys)} and {len(values)}"
+        )
+    caches = [tensor for pair in zip(keys, values, strict=True) for tensor in pair]
+    for i, cache in enumerate(caches):
+        name = f"{'keys' if i % 2 == 0 else 'values'} of layer {i // 2}"
+        size = (None, None, shape.kv_heads, shape.head_dim)
+        check_tensor(name, cache, size, FLOATS, like)
+        check_tensor(name, cache, caches[0].shape, FLOATS, like)
+        check_alignment(name, cache)
+    check_same("dtype of the caches", {str(i): cache.dtype for i, cache in enumerate(caches)})
+    return caches
+
+
 class Megakernel:
     """One decode step for up to `batch` requests, any number of times.
 
@@ -104,22 +124,15 @@ class Megakernel:
         self.device = device = weights.embedding.device
         weights.check(shape)
         check_tensor("rope", rope, (None, shape.head_dim), (torch.float32,), weights.embedding)
-        caches = [tensor for pair in zip(keys, values, strict=True) for tensor in pair]
-        if len(caches) != 2 * shape.layers:
-            raise ValueError(f"keys must have {shape.layers} layers, got {len(keys)}")
-        for i, cache in enumerate(caches):
-            name = f"{'keys' if i % 2 == 0 else 'values'} of layer {i // 2}"
-            check_tensor(name, cache, (None, None, *caches[0].shape[2:]), FLOATS, rope)
-            check_alignment(name, cache)
-        sizes = (shape.kv_heads, shape.head_dim)
-        check_tensor("keys of layer 0", caches[0], (None, None, *sizes))
+        caches = _check_caches(keys, values, shape, rope)
         self.block_size = caches[0].shape[1]
-        if max_blocks < 1:
-            raise ValueError(f"max_blocks must be at least 1, got {max_blocks}")
+        for name, number in (("max_blocks", max_blocks), ("capacity", capacity)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
 
         resident = resident_programs(device)
         if schedule is None:
-            count = min(num_programs or resident, resident)
+            count = resident if num_programs is None else min(num_programs, resident)
             schedule = assign(build(shape, count), count)
         if schedule.shape != shape:
             raise ValueError(f"schedule must be for {shape}, got {schedule.shape}")
@@ -210,37 +223,55 @@ class Megakernel:
         seeds, indices, temperatures: of the draws; 0 by default. Raises `ValueError` for numbers
         that do not fit.
         """
-        count, B = len(tokens), self.shape.batch
-        width = self._tensors["max_blocks"]
-        if not 1 <= count <= B:
-            raise ValueError(f"tokens must hold 1 to {B} requests, got {count}")
-        for name, values in (("positions", positions), ("block_tables", block_tables)):
+        count, rest = len(tokens), self.shape.batch - len(tokens)
+        needed = self._check_step(tokens, positions, block_tables)
+        self._put("TOKEN", [*tokens] + [0] * rest)
+        self._put("POSITION", [*positions] + [-1] * rest)
+        tables = [[*table[:needed]] + [0] * (needed - len(table)) for table in block_tables]
+        self._tensors["TABLES"][:count, :needed] = torch.tensor(tables, dtype=torch.int32)
+        for name, values in (
+            ("seeds", [(seed + 2**63) % 2**64 - 2**63 for seed in seeds or [0] * count]),
+            ("indices", indices or [0] * count),
+            ("temperatures", temperatures or [0.0] * count),
+        ):
             if len(values) != count:
                 raise ValueError(f"{name} must hold {count} requests, got {len(values)}")
-        for name, values, limit in (
+            self._put(_DRAWS[name], [*values] + [0] * rest)
+
+    def _check_step(
+        self, tokens: Sequence[int], positions: Sequence[int], tables: Sequence[Sequence[int]]
+    ) -> int:
+        """How many blocks the longest context has. Raises `ValueError` for what does not fit."""
+        count, B, P = len(tokens), self.shape.batch, self.block_size
+        if not 1 <= count <= B:
+            raise ValueError(f"tokens must hold 1 to {B} requests, got {count}")
+        for name, given in (("positions", positions), ("block_tables", tables)):
+            if len(given) != count:
+                raise ValueError(f"{name} must hold {count} requests, got {len(given)}")
+        for name, numbers, limit in (
             ("tokens", tokens, self.shape.vocab),
             ("positions", positions, self._tensors["ROPE"].shape[0]),
         ):
-            if not all(0 <= value < limit for value in values):
-                raise ValueError(f"{name} must lie in [0, {limit}), got {list(values)}")
-        for position, table in zip(positions, block_tables, strict=True):
-            if not position // self.block_size < len(table):
+            if not all(0 <= number < limit for number in numbers):
+                raise ValueError(f"{name} must lie in [0, {limit}), got {list(numbers)}")
+        num_blocks = self._keep[1][0].shape[0]
+        for position, table in zip(positions, tables, strict=True):
+            if position // P >= len(table):
                 raise ValueError(
                     f"block_tables must hold a block for position {position}, got {len(table)} "
-                    f"blocks of {self.block_size}"
+                    f"blocks of {P}"
                 )
-        needed = max(positions) // self.block_size + 1
+            used = table[: position // P + 1]
+            for block in (min(used), max(used)):
+                if not 0 <= block < num_blocks:
+                    raise ValueError(
+                        f"block_tables must name blocks in [0, {num_blocks}), got {block}"
+                    )
+        width = self._tensors["max_blocks"]
+        needed = max(positions) // P + 1
         if needed > width:
             raise ValueError(f"block_tables must have at most {width} blocks, got {needed}")
-        rest = B - count
-        tables = [[*table[:needed]] + [0] * (needed - len(table)) for table in block_tables]
-        self._put("TOKEN", [*tokens] + [0] * rest)
-        self._put("POSITION", [*positions] + [-1] * rest)
-        self._tensors["TABLES"][:count, :needed] = torch.tensor(tables, dtype=torch.int32)
-        self._put("INDEX", [*(indices or [0] * count)] + [0] * rest)
-        wrapped = [(seed + 2**63) % 2**64 - 2**63 for seed in seeds or [0] * count]
-        self._put("SEED", wrapped + [0] * rest)
-        self._put("TEMPERATURE", [*(temperatures or [0.0] * count)] + [0.0] * rest)
+        return needed
 
     def _put(self, name: str, values: Sequence[Any]) -> None:
         tensor = self._tensors[name]

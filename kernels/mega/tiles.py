@@ -47,8 +47,8 @@ class Tiles:
     def for_interpreter(cls, shape: DecodeShape, schedule: Schedule) -> Tiles:
         """As much as an instruction has, within reason: an operation costs some 40 µs, and a
         nanosecond an element."""
-        tiles = max(item.end - item.begin for queue in schedule.queues for item in queue)
-        tiles = max(tiles, 1)
+        lengths = [item.end - item.begin for queue in schedule.queues for item in queue]
+        tiles = max([1, *lengths])
         rows = min(triton.next_power_of_2(tiles * shape.tile), 256)
         block_k = min(triton.next_power_of_2(shape.hidden), 256)
         group = triton.next_power_of_2(shape.group)
