@@ -58,7 +58,10 @@ def test_whatever_is_emitted_is_proved(shape, pieces, programs, policy, sync, se
     assert len(schedule.queues) == programs
     assert report.num_instructions == schedule.num_instructions
     assert report.longest_queue <= report.critical_path <= report.num_instructions
-    work = [item for queue in schedule.queues for item in queue if item.op != Op.NOTHING]
+    everything = [item for queue in schedule.queues for item in queue]
+    for numbers in ([i.wait for i in everything], [i.signal for i in everything]):
+        assert set(numbers) - {-1} == set(range(len(schedule.counters)))  # none for nobody
+    work = [item for item in everything if item.op != Op.NOTHING]
     if sync == "counters":
         assert Counter(work) == Counter(graph.instructions)
     else:  # the same work, other waits
