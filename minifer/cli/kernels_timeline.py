@@ -15,7 +15,7 @@ from minifer.kernels.mega.shapes import MODELS
 from minifer.perf.devices import find_device
 
 if TYPE_CHECKING:
-    from minifer.kernels.mega.gantt import Panel
+    from minifer.perf.gantt import Panel
 
 DEFAULTS: dict[str, Any] = {
     "model": "llama-1b",
@@ -56,7 +56,7 @@ def add(questions: Any) -> None:
         ],
         code=[
             ("kernels/mega/timeline.py", "the model, and measured timestamps in its form"),
-            ("kernels/mega/launches.py", "the same step as kernels"),
+            ("minifer/perf/launches.py", "the same step as kernels"),
             ("minifer/perf/modelled_decode.py", "the seven ways, and what is assumed"),
         ],
         prog="minifer kernels",
@@ -174,8 +174,8 @@ def _summary(settings: argparse.Namespace, panels: list[Panel]) -> str:
 
 
 def _write(settings: argparse.Namespace, panels: list[Panel]) -> None:
-    from minifer.kernels.mega import gantt
     from minifer.kernels.mega.timeline import chrome_trace
+    from minifer.perf import gantt
     from minifer.perf.modelled_decode import DRAWN
 
     if settings.out:

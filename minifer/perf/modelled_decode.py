@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from minifer.kernels.mega.gantt import Panel
 from minifer.kernels.mega.isa import DecodeShape
-from minifer.kernels.mega.launches import launches
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.timeline import (
     IN_FLIGHT,
@@ -35,6 +33,8 @@ from minifer.kernels.mega.timeline import (
     tasks,
 )
 from minifer.perf.devices import Device
+from minifer.perf.gantt import Panel
+from minifer.perf.launches import launches
 
 UNFUSED, FUSED, FUSED_PDL = "un-fused", "fused", "fused, PDL"
 GRID, COUNTERS = "megakernel, grid barriers", "megakernel"

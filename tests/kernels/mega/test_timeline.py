@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from minifer.kernels.mega.isa import Instruction, Op
-from minifer.kernels.mega.launches import launches
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import MODELS, decode_shape
 from minifer.kernels.mega.timeline import (
@@ -25,6 +24,7 @@ from minifer.kernels.mega.timeline import (
 from test_trace import check_format
 
 from minifer.perf.devices import DEVICES
+from minifer.perf.launches import launches
 from minifer.perf.modelled_decode import (
     AHEAD,
     COUNTERS,

@@ -7,7 +7,6 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from minifer.kernels.mega import gantt
 from minifer.kernels.mega.schedule import assign, build
 from minifer.kernels.mega.shapes import MODELS, decode_shape
 from minifer.kernels.mega.timeline import (
@@ -20,11 +19,12 @@ from minifer.kernels.mega.timeline import (
 )
 from test_trace import check_format
 
+from minifer.perf import gantt
 from minifer.perf.devices import DEVICES
 from minifer.perf.modelled_decode import ARMS, PREFETCH, panel
 
 TINY = decode_shape(MODELS["minifer-tiny"], batch=2, splits=2)
-PICTURE = Path(__file__).parents[3] / "lectures" / "figures" / "megakernel_timeline.svg"
+PICTURE = Path(__file__).parents[2] / "lectures" / "figures" / "megakernel_timeline.svg"
 
 
 def tiny_timeline() -> Timeline:
