@@ -49,7 +49,7 @@ def add(questions: Any) -> None:
         metavar="NAME",
         help=f"{', '.join(MODELS)}: shapes only (default: llama-1b)",
     )
-    for option, default, metavar, text in (
+    for option, number, metavar, text in (
         ("--programs", 132, "N", "queues, one an SM"),
         ("--batch", 1, "B", "requests, at most 16"),
         ("--splits", 4, "S", "parts of a context that are attended to at once, a power of two"),
@@ -57,7 +57,7 @@ def add(questions: Any) -> None:
         ("--seed", 0, "N", "of the policy random"),
     ):
         parser.add_argument(
-            option, type=int, default=default, metavar=metavar, help=f"{text} (default: {default})"
+            option, type=int, default=number, metavar=metavar, help=f"{text} (default: {number})"
         )
     for option, choices, default, text in (
         ("--policy", POLICIES, "list", "who gets which instruction"),
