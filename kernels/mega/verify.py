@@ -35,6 +35,10 @@ order; by (3) there is one, and the same instructions. Induction along the graph
 Part 4 demands more than freedom from races: a schedule that orders attention, firmly, *before* the
 q it should read has no race and is wrong.
 
+*Steps follow each other.* Counters that are never zeroed grow by the same sum in every step (1), so
+a wait for epoch · target is met in its own step and not before. Every instruction reads EPOCH, PICK
+writes it, and so, by (4), after all of them.
+
 What this trusts: `isa.regions`. The reference machine and the co-simulator check that.
 """
 
