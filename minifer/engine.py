@@ -14,7 +14,7 @@ from minifer.events import EventBus, EventSink, StepTimer
 from minifer.exclusive import one_at_a_time
 from minifer.execution.fingerprint import kv_namespace
 from minifer.execution.grammar import GrammarCompiler
-from minifer.execution.runner import Runner, make_runner, num_kv_blocks
+from minifer.execution.runner import Runner, make_runner, num_kv_blocks, prepare_backend
 from minifer.execution.sampler import NON_FINITE, Sampled, Sampler, SampleRow, prompt_logprobs
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
@@ -126,6 +126,7 @@ class Engine:
         from minifer.weights.resolve import load_model
 
         config = EngineConfig.from_kwargs(model=model, **options)
+        prepare_backend(config)
         loaded = load_model(model, config.dtype, config.device)
         return cls.from_loaded(loaded, config, sinks=sinks, clock=clock)
 

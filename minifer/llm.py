@@ -16,6 +16,7 @@ from tqdm import tqdm
 from minifer.config import EngineConfig
 from minifer.engine import Engine
 from minifer.events import EventSink
+from minifer.execution.runner import prepare_backend
 from minifer.outputs import RequestOutput
 from minifer.postprocessing.hooks import TokenHook, copy_hooks
 from minifer.request import OutputKind, SamplingParams
@@ -72,6 +73,7 @@ class LLM:
         from minifer.weights.resolve import load_model
 
         config = EngineConfig.from_kwargs(model=model, **options)
+        prepare_backend(config)
         start = time.perf_counter()
         loaded = load_model(model, config.dtype, config.device)
         self.load_seconds = time.perf_counter() - start

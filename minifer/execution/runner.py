@@ -87,6 +87,18 @@ class ModelRunner:
         return self.model.logits(rows, self.backend, float32=self._float32_logits)
 
 
+def prepare_backend(config: EngineConfig) -> None:
+    """Make this process ready for `config.backend` before weights are loaded: nobody should wait
+    for them to learn that kernels cannot run here. Raises `ValueError` saying what to do."""
+    if config.backend == "torch":
+        return
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cpu") or torch.cuda.is_available():
+        prepare(device)  # of a device that is not there, loading tells
+
+
 def make_backend(name: str, device: str) -> Backend:
     """The back end of a name. Raises `ValueError` where it cannot run on `device`."""
     if name == "triton":
