@@ -26,6 +26,22 @@ class Mutant:
     resembles: str = ""
 
 
+_MUTANTS: dict[str, Mutant] = {}
+_Fault = Callable[[Schedule], Schedule]
+
+
+def _fault(resembles: str = "") -> Callable[[_Fault], _Fault]:
+    """Enter a mutation under its name; its docstring says what a GPU would do."""
+
+    def enter(apply: _Fault) -> _Fault:
+        name = apply.__name__.strip("_").replace("_", "-")
+        effect = " ".join((apply.__doc__ or "").split())
+        _MUTANTS[name] = Mutant(name, apply, effect, resembles)
+        return apply
+
+    return enter
+
+
 def mutate(name: str, schedule: Schedule) -> Schedule:
     """The schedule with the fault `name` of `MUTANTS`.
 
@@ -82,22 +98,36 @@ def _each(schedule: Schedule, to: Callable[[Instruction], Instruction]) -> Sched
 # -- faults of waits
 
 
+@_fault()
 def _dropped_wait(schedule: Schedule) -> Schedule:
+    """DOWN multiplies a hidden vector that other SMs are still writing: wrong numbers, often only
+    slightly, and often the same greedy token.
+    """
     return _change(schedule, _find(schedule, Op.DOWN), wait=-1, target=0)
 
 
+@_fault("https://github.com/mirage-project/mirage/issues/357 (decoding hangs, cause unknown)")
 def _target_too_high(schedule: Schedule) -> Schedule:
+    """OUTPUT waits for one arrival that never comes: the kernel hangs."""
     where = _find(schedule, Op.OUTPUT, lambda item: item.wait >= 0)
     return _change(schedule, where, target=_at(schedule, where).target + 1)
 
 
+@_fault('the "first k of n" race of https://arxiv.org/abs/2606.09682 (AutoMegaKernel)')
 def _target_too_low(schedule: Schedule) -> Schedule:
+    """GATE_UP starts when all but one of its producers are done, whichever comes last: it reads a
+    residual stream that lacks one tile's sum.
+    """
     where = _find(schedule, Op.GATE_UP, lambda item: item.target > 1)
     return _change(schedule, where, target=_at(schedule, where).target - 1)
 
 
+@_fault()
 def _wrong_counter(schedule: Schedule) -> Schedule:
-    """Layer 1's attention, all of it, waits for layer 0's q, k and v."""
+    """Attention reads queries and keys of its layer before they are written, so those of the layer
+    below: fluent nonsense.
+    """
+    # Layer 1's attention, all of it, waits for layer 0's q, k and v.
     old = _at(schedule, _find(schedule, Op.ATTENTION, lambda item: item.layer == 0))
     new = _at(schedule, _find(schedule, Op.ATTENTION, lambda item: item.layer == 1))
 
@@ -109,12 +139,14 @@ def _wrong_counter(schedule: Schedule) -> Schedule:
     return _each(schedule, early)
 
 
+@_fault()
 def _swapped_waits(schedule: Schedule) -> Schedule:
-    """The two halves of an MLP, each waiting for what the other should.
-
-    Not any two waits will do. Where the queues order the splits anyway, two merges may swap theirs
-    without harm: the verifier accepts that, and it is right.
+    """DOWN reads what GATE_UP has not written, while GATE_UP waits for its own result: the kernel
+    hangs.
     """
+    # The two halves of an MLP, each waiting for what the other should. Not any two waits will do.
+    # Where the queues order the splits anyway, two merges may swap theirs without harm: the
+    # verifier accepts that, and it is right.
     one = _find(schedule, Op.GATE_UP)
     a = _at(schedule, one)
     two = _find(schedule, Op.DOWN, lambda item: item.layer == a.layer)
@@ -123,7 +155,9 @@ def _swapped_waits(schedule: Schedule) -> Schedule:
     return _change(schedule, two, wait=a.wait, target=a.target)
 
 
+@_fault()
 def _waits_for_itself(schedule: Schedule) -> Schedule:
+    """An instruction waits for a counter that it is to raise itself: the kernel hangs."""
     where = _find(schedule, Op.GATE_UP, lambda item: item.signal >= 0)
     item = _at(schedule, where)
     producers = (other for queue in schedule.queues for other in queue)
@@ -131,20 +165,31 @@ def _waits_for_itself(schedule: Schedule) -> Schedule:
     return _change(schedule, where, wait=item.signal, target=total)
 
 
+@_fault(f'{_FLEET} ("+1" counter snapshots read unordered against their producers)')
 def _stale_epoch(schedule: Schedule) -> Schedule:
+    """PICK ends the step before the logits exist: an old token is emitted, and programs that read
+    the epoch late wait for the next step's counts.
+    """
     return _change(schedule, _find(schedule, Op.PICK), wait=-1, target=0)
 
 
 # -- faults of signals
 
 
+@_fault(
+    "https://github.com/triton-lang/triton/pull/10816 is the milder form: a release that does not "
+    "wait for the other warps' stores"
+)
 def _missing_signal(schedule: Schedule) -> Schedule:
+    """A QKV instruction does its work and tells nobody: attention waits for ever."""
     where = _find(schedule, Op.QKV, lambda item: item.signal >= 0)
     return _change(schedule, where, signal=-1, amount=0)
 
 
+@_fault()
 def _amount_two(schedule: Schedule) -> Schedule:
-    """Only a counter with a second producer has anything to overtake."""
+    """One tile counts as two, so the last of the others is not waited for."""
+    # Only a counter with a second producer has anything to overtake.
     items = [item for queue in schedule.queues for item in queue]
 
     def shared(item: Instruction) -> bool:
@@ -153,8 +198,10 @@ def _amount_two(schedule: Schedule) -> Schedule:
     return _change(schedule, _find(schedule, Op.OUTPUT, shared), amount=2)
 
 
+@_fault(f"{_FLEET} (stale descriptors in the loop over layers)")
 def _counter_reused(schedule: Schedule) -> Schedule:
-    """Layer 1's MLP counts on layer 0's counter, with targets as if that began at 0."""
+    """Layer 1 finds its counter already at the target: it reads what is not there yet."""
+    # Layer 1's MLP counts on layer 0's counter, with targets as if that began at 0.
     old = _at(schedule, _find(schedule, Op.GATE_UP, lambda item: item.layer == 0)).signal
     new = _at(schedule, _find(schedule, Op.GATE_UP, lambda item: item.layer == 1)).signal
 
@@ -170,7 +217,9 @@ def _counter_reused(schedule: Schedule) -> Schedule:
 # -- faults of order and of place
 
 
+@_fault()
 def _producer_behind_consumer(schedule: Schedule) -> Schedule:
+    """A program waits for what stands further back in its own queue: the kernel hangs."""
     where = _find(schedule, Op.EMBED)
     queue = schedule.queues[where[0]]
     if len(queue) < 2:
@@ -181,144 +230,55 @@ def _producer_behind_consumer(schedule: Schedule) -> Schedule:
     return replace(schedule, queues=queues)
 
 
+@_fault()
 def _row_reused(schedule: Schedule) -> Schedule:
+    """Two requests' attention is written over each other, and one request gets whatever lay in its
+    row.
+    """
     return _change(schedule, _find(schedule, Op.ATTENTION, lambda item: item.row == 1), row=0)
 
 
+@_fault()
 def _head_slot_reused(schedule: Schedule) -> Schedule:
+    """Two parts of the vocabulary leave their best token in one slot: the later wins, and a slot
+    that nobody filled takes part.
+    """
     return _change(schedule, _find(schedule, Op.HEAD, lambda item: item.split == 1), split=0)
 
 
+@_fault(f"{_FLEET} (stale descriptors in the loop over layers)")
 def _wrong_layer(schedule: Schedule) -> Schedule:
+    """Layer 0's weights run twice, keys go to the wrong layer's cache: wrong text from the next
+    step on.
+    """
     return _change(schedule, _find(schedule, Op.QKV, lambda item: item.layer == 1), layer=0)
 
 
 # -- faults of coverage
 
 
+@_fault(f"{_FLEET} (workers waited for chunks that were never dispatched)")
 def _split_count_mismatch(schedule: Schedule) -> Schedule:
-    """One split fewer is dispatched than its merge waits for."""
+    """A merge waits for a split that was never dispatched: the kernel hangs."""
+    # One split fewer is dispatched than its merge waits for.
     last = schedule.shape.splits - 1
     return _put(schedule, _find(schedule, Op.ATTENTION, lambda item: item.split == last > 0))
 
 
+@_fault()
 def _tile_twice(schedule: Schedule) -> Schedule:
+    """Two instructions add the same product to the residual stream: one sum too many, or a
+    lost update.
+    """
     where = _find(schedule, Op.OUTPUT, lambda item: item.begin > 0)
     return _change(schedule, where, begin=_at(schedule, where).begin - 1)
 
 
+@_fault()
 def _tile_never(schedule: Schedule) -> Schedule:
+    """An instruction signals and does nothing: memory that nobody wrote is read."""
     where = _find(schedule, Op.GATE_UP)
     return _change(schedule, where, op=Op.NOTHING, begin=0, end=0)
 
 
-MUTANTS: Mapping[str, Mutant] = MappingProxyType(
-    {
-        mutant.name: mutant
-        for mutant in (
-            Mutant(
-                "dropped-wait",
-                _dropped_wait,
-                "DOWN multiplies a hidden vector that other SMs are still writing: wrong numbers, "
-                "often only slightly, and often the same greedy token.",
-            ),
-            Mutant(
-                "target-too-high",
-                _target_too_high,
-                "OUTPUT waits for one arrival that never comes: the kernel hangs.",
-                "https://github.com/mirage-project/mirage/issues/357 (a hang in decode)",
-            ),
-            Mutant(
-                "target-too-low",
-                _target_too_low,
-                "GATE_UP starts when all but one of its producers are done, whichever comes last: "
-                "it reads a residual stream that lacks one tile's sum.",
-                'the "first k of n" race that AutoMegaKernel\'s all-join rule forbids, '
-                "https://arxiv.org/abs/2606.09682",
-            ),
-            Mutant(
-                "wrong-counter",
-                _wrong_counter,
-                "attention reads queries and keys of its layer before they are written, so those "
-                "of the layer below: fluent nonsense.",
-            ),
-            Mutant(
-                "swapped-waits",
-                _swapped_waits,
-                "DOWN reads what GATE_UP has not written, while GATE_UP waits for its own result: "
-                "the kernel hangs.",
-            ),
-            Mutant(
-                "waits-for-itself",
-                _waits_for_itself,
-                "an instruction waits for a counter that it is to raise itself: the kernel hangs.",
-            ),
-            Mutant(
-                "stale-epoch",
-                _stale_epoch,
-                "PICK ends the step before the logits exist: an old token is emitted, and programs "
-                "that read the epoch late wait for the next step's counts.",
-                f'{_FLEET} ("+1" counter snapshots read unordered against their producers)',
-            ),
-            Mutant(
-                "missing-signal",
-                _missing_signal,
-                "a QKV instruction does its work and tells nobody: attention waits for ever.",
-                "https://github.com/triton-lang/triton/pull/10816 is the milder form: a release "
-                "that does not wait for the other warps' stores",
-            ),
-            Mutant(
-                "amount-two",
-                _amount_two,
-                "one tile counts as two, so the last of the others is not waited for.",
-            ),
-            Mutant(
-                "counter-reused",
-                _counter_reused,
-                "layer 1 finds its counter already at the target: it reads what is not there yet.",
-                f"{_FLEET} (stale descriptors in the loop over layers)",
-            ),
-            Mutant(
-                "producer-behind-consumer",
-                _producer_behind_consumer,
-                "a program waits for what stands further back in its own queue: the kernel hangs.",
-            ),
-            Mutant(
-                "row-reused",
-                _row_reused,
-                "two requests' attention is written over each other, and one request gets "
-                "whatever lay in its row.",
-            ),
-            Mutant(
-                "head-slot-reused",
-                _head_slot_reused,
-                "two parts of the vocabulary leave their best token in one slot: the later wins, "
-                "and a slot that nobody filled takes part.",
-            ),
-            Mutant(
-                "wrong-layer",
-                _wrong_layer,
-                "layer 0's weights run twice, keys go to the wrong layer's cache: wrong text from "
-                "the next step on.",
-                f"{_FLEET} (stale pointers in the loop over layers)",
-            ),
-            Mutant(
-                "split-count-mismatch",
-                _split_count_mismatch,
-                "a merge waits for a split that was never dispatched: the kernel hangs.",
-                f"{_FLEET} (workers waited for chunks that were never dispatched)",
-            ),
-            Mutant(
-                "tile-twice",
-                _tile_twice,
-                "two instructions add the same product to the residual stream: a sum too much, or "
-                "a lost update.",
-            ),
-            Mutant(
-                "tile-never",
-                _tile_never,
-                "an instruction signals and does nothing: memory that nobody wrote is read.",
-            ),
-        )
-    }
-)
+MUTANTS: Mapping[str, Mutant] = MappingProxyType(_MUTANTS)

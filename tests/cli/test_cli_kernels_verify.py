@@ -37,7 +37,7 @@ def test_a_fault_is_rejected_with_reason_effect_and_source(capsys: Capture) -> N
     places = [
         "REJECTED",
         "deadlock: MERGE of layer 0, request 0, KV head 0",
-        "on a GPU: a merge waits for a split that was never dispatched: the kernel hangs.",
+        "on a GPU: A merge waits for a split that was never dispatched: the kernel hangs.",
         "resembles: https://github.com/ROCm/fleet-chiplet-megakernel/pull/6",
     ]
     found = [out.index(place) for place in places]

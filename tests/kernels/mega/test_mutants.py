@@ -76,6 +76,13 @@ def test_a_mutant_is_a_fault_and_not_another_way_to_say_the_same(name):
     pytest.fail("forty orders, and nothing is wrong")
 
 
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_fault_says_what_a_gpu_would_do(name):
+    effect = MUTANTS[name].effect
+    assert effect.endswith(".")
+    assert 30 < len(effect) < 200
+
+
 def test_a_fault_that_a_schedule_has_no_room_for_is_refused():
     shape = DecodeShape(1, 16, 16, 1, 1, 8, 16, tile=8)
     schedule = assign(build(shape, 1), 1)
