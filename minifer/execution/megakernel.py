@@ -67,7 +67,7 @@ class MegakernelRunner(ModelRunner):
         self._max_blocks = -(-length // engine.block_size)
         positions = torch.arange(length, device=self.device)
         self._rope = torch.cat(model.rotary(positions), dim=1)
-        self._weights = _weights_of(model)
+        self._weights = weights_of(model)
         self._kernels: dict[tuple[int, int], Megakernel] = {}
 
     def _logits(self, step: StepInput) -> Tensor:
@@ -108,7 +108,7 @@ def _tile_of(config: ModelConfig) -> int:
         return decode_shape(config, tile=8).tile
 
 
-def _weights_of(model: Transformer) -> Any:
+def weights_of(model: Transformer) -> Any:
     """The model's own tensors, in the kernel's order."""
     from minifer.kernels.mega.launch import Weights
 
