@@ -56,9 +56,10 @@ def compile_kernels(
 ) -> AotReport:
     """Compile all cases that have one of the names, for all targets, `jobs` at a time.
 
-    names: names of kernels, or patterns of cases such as "gemv*bf16*"; empty: all. modules: name →
-    module with `aot_cases()`. keep: see `compile_case`. cache_dir: triton's; None: a new one, so
-    that seconds are what compiling takes. progress: called with each row, from any thread.
+    names: names of kernels, or patterns of kernel and case such as "gemv bf16*"; empty: all.
+    modules: name → module with `aot_cases()`. keep: see `compile_case`. cache_dir: triton's; None:
+    a new one, so that seconds are what compiling takes. progress: called with each row, from any
+    thread.
     Raises `ValueError` for an unknown target, or where nothing has one of the names.
     """
     for target in targets:
@@ -193,10 +194,14 @@ def _work(job: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
                 yield kernel, f"{module} has no cases: {type(error).__name__}: {error}", ""
             continue
         for case in found:
-            if not names or kernel in names or any(fnmatch(case.name, name) for name in names):
+            if _matches(kernel, case.name, names):
                 for target in job["targets"]:
                     if target in case.targets:
                         yield kernel, case, target
+
+
+def _matches(kernel: str, case: str, names: Sequence[str]) -> bool:
+    return not names or any(name == kernel or fnmatch(f"{kernel} {case}", name) for name in names)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minifer.kernels.aot import AotCase
 
-KERNELS: Mapping[str, str] = MappingProxyType({})
+_MODULES = (
+    "rms_norm",
+    "rope_append",
+    "gemv",
+    "gemm_small",
+    "gemm",
+    "norm_gemv",
+    "gate_up",
+    "quantized_gemv",
+    "flash_attention",
+    "paged_decode",
+)
+
+# name → module
+KERNELS: Mapping[str, str] = MappingProxyType(
+    {name: f"minifer.kernels.{name}" for name in _MODULES} | {"mega": "minifer.kernels.mega.launch"}
+)
 
 
 def cases(module: str) -> list[AotCase]:

@@ -52,7 +52,7 @@ def add(questions: Any) -> None:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="a kernel such as gemv, or a pattern of configurations such as 'gemv*bf16*' "
+        help="a kernel such as gemv, or a pattern of kernel and case such as 'gemv bf16*' "
         "(default: all)",
     )
     parser.add_argument("--json", metavar="FILE", help="write every number; -: to standard output")
