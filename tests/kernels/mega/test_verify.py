@@ -202,6 +202,19 @@ def test_errors_are_counted_no_further_than_anybody_reads():
     assert report.num_instructions == report.longest_queue == report.critical_path == 0
 
 
+WORDS = st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 6)
+
+
+@given(
+    queues=st.lists(st.lists(st.builds(Instruction, *[WORDS] * 10), max_size=4), max_size=3),
+    counters=st.integers(0, 3),
+    slots=st.integers(0, 3),
+)
+def test_nonsense_is_rejected_and_raises_nothing(queues, counters, slots):
+    names = tuple(f"counter {i}" for i in range(counters))
+    assert not verify(Schedule(TINY, tuple(map(tuple, queues)), names, slots)).ok
+
+
 # -- against brute force
 
 
