@@ -140,7 +140,7 @@ class Megakernel:
         self.tiles = tiles or (
             Tiles.for_interpreter(shape, schedule)
             if INTERPRETED.value
-            else Tiles.for_gpu(shape, weights.embedding.dtype, stages_for(device))
+            else Tiles.for_gpu(shape, weights.embedding.dtype, stages_for(device), not NVIDIA)
         )
         self._keep = (weights, caches, rope)  # the kernel knows only their addresses
         self._tensors = self._allocate(max_blocks, capacity)
@@ -382,8 +382,8 @@ def _aot_case(
     model: str, batch: int, splits: int, num_stages: int, targets: tuple[str, ...]
 ) -> AotCase:
     shape = decode_shape(MODELS[model], batch, splits)
-    tiles = Tiles.for_gpu(shape, torch.bfloat16, num_stages)
     nvidia = targets != ("gfx942",)
+    tiles = Tiles.for_gpu(shape, torch.bfloat16, num_stages, not nvidia)
     fixed = {
         **constants(
             shape, tiles, torch.bfloat16, torch.bfloat16, MODELS[model].rms_norm_eps, 16, 132, False

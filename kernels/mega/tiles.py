@@ -24,7 +24,9 @@ TRITON_DTYPES = {
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of tiles: kernel.py's ROWS, BK, SLICES, BT, GP, and how it is compiled."""
+    """Sizes of tiles: kernel.py's ROWS, BK, SLICES, BT, GP, and how it is compiled.
+
+    pad: to how many columns a batch is filled up for tensor cores, at least."""
 
     rows: int
     block_k: int
@@ -33,15 +35,18 @@ class Tiles:
     group: int
     warps: int = 8
     stages: int = 4
+    pad: int = 8
 
     @classmethod
-    def for_gpu(cls, shape: DecodeShape, dtype: torch.dtype, stages: int = 4) -> Tiles:
+    def for_gpu(
+        cls, shape: DecodeShape, dtype: torch.dtype, stages: int = 4, hip: bool = False
+    ) -> Tiles:
         """16 KiB of 16-bit weights a tile, three of them on their way: what an SM must have in
         flight to be as fast as its share of the memory (Little's law). stages: see `stages_for`."""
         block_k = 512 if dtype.itemsize == 2 else 256
         slices = 0 if shape.batch == 1 else 8
         group = max(16, triton.next_power_of_2(shape.group))
-        return cls(shape.tile, block_k, slices, 64, group, 8, stages)
+        return cls(shape.tile, block_k, slices, 64, group, 8, stages, 16 if hip else 8)
 
     @classmethod
     def for_interpreter(cls, shape: DecodeShape, schedule: Schedule) -> Tiles:
@@ -52,7 +57,7 @@ class Tiles:
         rows = min(triton.next_power_of_2(tiles * shape.tile), 256)
         block_k = min(triton.next_power_of_2(shape.hidden), 256)
         group = triton.next_power_of_2(shape.group)
-        return cls(rows, block_k, 0 if shape.batch == 1 else 1, 128, group, 1, 1)
+        return cls(rows, block_k, 0 if shape.batch == 1 else 1, 128, group, 1, 1, 2)
 
 
 def stages_for(device: torch.device) -> int:
@@ -81,7 +86,7 @@ def constants(
         "DOT": tl.float32 if interpreted else TRITON_DTYPES[dtype],
         "EPS": eps,
         "B": B,
-        "BP": 1 if B == 1 else max(8, B),
+        "BP": 1 if B == 1 else max(tiles.pad, B),
         "L": shape.layers,
         "D": shape.hidden,
         "F": shape.intermediate,
