@@ -14,11 +14,15 @@ import torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs on the device "cuda" is marked so; without a GPU it is skipped."""
+    """What runs on the device "cuda" is marked so. The interpreter's float32 is slow here: it has
+    tests of its own beside every kernel."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents and "cuda" in item.name:
-            item.add_marker(pytest.mark.gpu)
+        if here in item.path.parents:
+            if "cuda" in item.name:
+                item.add_marker(pytest.mark.gpu)
+            elif "cpu" in item.name and "fp32" in item.name:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=["cpu", "cuda"])

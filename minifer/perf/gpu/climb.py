@@ -113,7 +113,7 @@ class _Climb:
         """Build, compare, time alone. Whatever goes wrong becomes the row's reason."""
         device, left = self.case.device, self.ends - time.monotonic()
         reason = rung.impossible(device)
-        likely = rung.seconds if device.type == "cuda" else 0.0
+        likely = 0.0 if rung.interpreted(device) else rung.seconds
         if reason is None and left < likely:
             reason = f"{max(left, 0):.0f} s of the cell's time left, it takes about {likely:.0f}"
         if reason is not None:

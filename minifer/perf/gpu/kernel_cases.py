@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,10 +44,14 @@ def groups(
     draw = _Draw(device, dtype)
     return {
         "gemv": partial(_gemv, config, draw),
+        "norm_gemv": partial(_norm_gemv, config, draw, rows),
+        "gate_up": partial(_gate_up, config, draw, rows),
+        "quantized_gemv": partial(_quantized_gemv, config, draw),
         "gemm_small": partial(_gemm_small, config, draw, rows),
         "rms_norm": partial(_rms_norm, config, draw, rows),
         "rope_append": partial(_rope_append, config, draw, rows),
         "paged_decode": partial(_paged_decode, config, draw, context),
+        "gemm": partial(_gemm, config, draw, 16 * rows),
         "flash_attention": partial(_flash_attention, config, draw, min(context, 2048)),
     }
 
@@ -85,6 +90,76 @@ def _gemm_small(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
         yield KernelCase(
             f"gemm_small {name}, {rows} rows", make, gemm_small, gemm_small_reference, cost
         )
+
+
+def _norm_gemv(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
+    from minifer.kernels.norm_gemv import norm_gemv, norm_gemv_cost, norm_gemv_reference
+
+    for some in (1, rows):
+        for name in ("head", "qkv"):
+            out, width = _products(config)[name]
+            yield KernelCase(
+                f"norm_gemv {name}, {_count(some)}",
+                partial(_normed, config, draw, some, out),
+                norm_gemv,
+                norm_gemv_reference,
+                norm_gemv_cost(some, width, out),
+            )
+
+
+def _normed(config: ModelConfig, draw: _Draw, rows: int, out: int) -> tuple[object, ...]:
+    """What a product with a norm before it takes."""
+    D = config.hidden_size
+    return draw(rows, D), draw(D), config.rms_norm_eps, draw(out, D, std=D**-0.5)
+
+
+def _gate_up(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
+    from minifer.kernels.gate_up import gate_up, gate_up_cost, gate_up_reference
+
+    D, F = config.hidden_size, config.intermediate_size
+    for some in (1, rows):
+        make = partial(_normed, config, draw, some, 2 * F)
+        cost = gate_up_cost(some, D, F)
+        yield KernelCase(f"gate_up, {_count(some)}", make, gate_up, gate_up_reference, cost)
+
+
+def _count(rows: int) -> str:
+    return f"{rows} row{'s' * (rows > 1)}"
+
+
+def _quantized_gemv(config: ModelConfig, draw: _Draw) -> Cases:
+    from minifer.kernels.quantized_gemv import (
+        quantize_int4,
+        quantize_int8,
+        quantized_gemv,
+        quantized_gemv_cost,
+        quantized_gemv_reference,
+    )
+
+    for name in ("head", "down"):
+        out, width = _products(config)[name]
+        for bits, quantize, group in ((8, quantize_int8, None), (4, quantize_int4, 32)):
+
+            def make(
+                out: int = out, width: int = width, quantize: Callable[..., Any] = quantize
+            ) -> tuple[object, ...]:
+                x, weight = _vector_and_weight(draw, 1, out, width)
+                return x, *quantize(weight)
+
+            cost = quantized_gemv_cost(1, width, out, bits, group, zeros=bits == 4)
+            yield KernelCase(
+                f"int{bits} gemv {name}", make, quantized_gemv, quantized_gemv_reference, cost
+            )
+
+
+def _gemm(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
+    from minifer.kernels.gemm import gemm, gemm_cost, gemm_reference
+
+    for name in ("gate_up", "down"):
+        out, width = _products(config)[name]
+        make = partial(_vector_and_weight, draw, rows, out, width)
+        cost = gemm_cost(rows, width, out)
+        yield KernelCase(f"gemm {name}, {rows} rows", make, gemm, gemm_reference, cost)
 
 
 def _rms_norm(config: ModelConfig, draw: _Draw, rows: int) -> Cases:

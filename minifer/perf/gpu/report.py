@@ -149,7 +149,8 @@ def _test(name: str) -> Callable[[Content], str | None]:
 
 
 def _trace(trace: Content) -> str | None:
-    return f"{len(trace['traceEvents'])} events" if trace.get("measured") else None
+    measured = trace.get("otherData", {}).get("measured")
+    return f"{len(trace['traceEvents'])} events" if measured else None
 
 
 QUESTIONS: tuple[Question, ...] = (

@@ -49,7 +49,7 @@ class Step:
 @dataclass(frozen=True)
 class Rung:
     """change: what it does that the rung before did not. triton: does it run our kernels?
-    seconds: about what building it takes on a GPU, compilation included."""
+    seconds: about what building takes, compilation included; the interpreter compiles nothing."""
 
     name: str
     change: str
@@ -123,6 +123,7 @@ def mega(case: DecodeCase, sync: str = "counters", **options: Any) -> Step:
 
     options: of `MegakernelOptions`; prefetches are off unless named.
     """
+    from minifer.execution.megakernel import weights_of
     from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, resident_programs
     from minifer.kernels.mega.schedule import assign, build
     from minifer.kernels.mega.shapes import decode_shape
@@ -133,7 +134,7 @@ def mega(case: DecodeCase, sync: str = "counters", **options: Any) -> Step:
     switched_off = {"prefetch_bytes": 0, "prefetch_registers": False}
     machine = Megakernel(
         cell.config,
-        mega_weights(case.model),
+        weights_of(case.model),
         case.kv.keys,
         case.kv.values,
         mega_rope(case.model, cell.config.max_position_embeddings),
@@ -177,26 +178,6 @@ def kv_splits(cell: Cell, programs: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def mega_weights(model: Transformer) -> Any:
-    """The model's parameters as the megakernel takes them; nothing is copied."""
-    from minifer.kernels.mega.launch import Weights
-
-    layers = [
-        (
-            layer.input_layernorm.weight,
-            layer.self_attn.qkv_proj.weight,
-            layer.self_attn.o_proj.weight,
-            layer.post_attention_layernorm.weight,
-            layer.mlp.gate_up_proj.weight,
-            layer.mlp.down_proj.weight,
-        )
-        for layer in model.layers
-    ]
-    embedding = model.embed_tokens.weight
-    head = embedding if model.lm_head is None else model.lm_head.weight
-    return Weights(layers, embedding, model.norm.weight, head)
-
-
 def mega_rope(model: Transformer, positions: int) -> Tensor:
     """float32 [positions, C]: cos, then sin."""
     return torch.cat(model.rotary(torch.arange(positions, device=model.norm.weight.device)), -1)
@@ -208,7 +189,7 @@ RUNGS: Mapping[str, Rung] = MappingProxyType(
     {
         rung.name: rung
         for rung in (
-            Rung("eager", "PyTorch, one kernel an operation", eager),
+            Rung("eager", "PyTorch, one kernel an operation", eager, seconds=1),
             Rung("compile", "torch.compile fuses operations", compiled, seconds=45),
             Rung(
                 "reduce-overhead",
