@@ -97,12 +97,13 @@ def to_dtype(x, dtype: tl.constexpr):
 def wait_ge(counter, target, patience):
     """Spin until *counter >= target, then see all that was stored before the signals.
 
+    Counter and target may wrap around at 2³¹, as long as they are less than 2³¹ apart.
     patience: how many polls may still fail; returns what is left of it. 0 means that this wait, or
     one before it, gave up: a program without patience does not wait any more, so a broken
     schedule ends in an error and not in a hang.
     """
     seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
-    while (seen < target) & (patience > 0):
+    while (seen - target < 0) & (patience > 0):
         seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
         patience -= 1
     return patience
