@@ -44,7 +44,7 @@ def kernel(
     INSTRUCTIONS, COUNTERS, EPOCH, ERRORS, MARKS, WEIGHTS, CACHES, ROPE, TABLES,
     TOKEN, POSITION, INDEX, SEED, TEMPERATURE, GENERATED,
     X, Q, PART_OUT, PART_LSE, ATTENDED, HIDDEN, LOGITS, BEST, BEST_ID,
-    longest, max_blocks, capacity, patience,
+    longest, max_blocks, capacity, limit, patience,
     DTYPE: tl.constexpr, CACHE_DTYPE: tl.constexpr, DOT: tl.constexpr, EPS: tl.constexpr,
     B: tl.constexpr, BP: tl.constexpr, L: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, V: tl.constexpr, S: tl.constexpr,
@@ -57,16 +57,16 @@ def kernel(
     """One decode step, or this program's part of it.
 
     INSTRUCTIONS int32 [programs, longest, WORDS]. COUNTERS int32, STRIDE apart; EPOCHS: never
-    zeroed, targets count from the first launch on, EPOCH is the number of this one. WEIGHTS,
+    zeroed, EPOCH is the number of this launch, targets count from the first on. WEIGHTS and
     CACHES: addresses, int64 [6 L + 3] (of a layer: norm, qkv, output, norm, gate_up, down; then
     embedding, norm, head) and [2 L] (keys, values of [N, P, K, C]). ROPE float32 [positions, C]:
     cos, sin. TABLES int32 [B, max_blocks]. TOKEN, POSITION, INDEX int32, SEED int64, TEMPERATURE
     float32: [B], of the step. The rest is what `isa.buffers` says, float32 but for BEST_ID.
 
-    patience: polls that may fail before this program stops waiting, all waits together; then
-    ERRORS[program] is the number of the instruction it gave up at, from 1 on, and the result is
-    worthless. MARKS int64 [programs, longest, 3], TRACE: nanoseconds at the start of an
-    instruction, after its wait, at its end.
+    limit: positions that there is room for. patience: polls that may fail before this program
+    stops waiting, all waits together; then ERRORS[program] is the number of the instruction it
+    gave up at, from 1 on, and the result is worthless. MARKS int64 [programs, longest, 3], TRACE:
+    nanoseconds at the start of an instruction, after its wait, at its end.
     """
     program = tl.program_id(0)
     queue = INSTRUCTIONS + program * longest * WORD
@@ -116,7 +116,7 @@ def kernel(
                 merge(PART_OUT, PART_LSE, ATTENDED, row, begin, H, K, C, S, CP)
             elif op == PICK:
                 pick(
-                    BEST, BEST_ID, TOKEN, POSITION, INDEX, GENERATED, end, capacity,
+                    BEST, BEST_ID, TOKEN, POSITION, INDEX, GENERATED, end, capacity, limit,
                     B, BP, HEAD_SLOTS, SLOTS, ADVANCE,
                 )  # fmt: skip
                 if EPOCHS:

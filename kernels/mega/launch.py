@@ -184,6 +184,7 @@ class Megakernel:
             "longest": longest,
             "max_blocks": max_blocks,
             "capacity": capacity,
+            "limit": min(rope.shape[0], max_blocks * self.block_size),
             "patience": self.options.patience,
         }
 
@@ -399,7 +400,7 @@ def _aot_case(
     integers = ("INSTRUCTIONS", "COUNTERS", "EPOCH", "ERRORS", "TABLES", "TOKEN", "POSITION")
     types = dict.fromkeys((*integers, "INDEX", "GENERATED", "BEST_ID"), "*i32")
     types |= dict.fromkeys(("MARKS", "WEIGHTS", "CACHES", "SEED"), "*i64")
-    types |= dict.fromkeys(("longest", "max_blocks", "capacity", "patience"), "i32")
+    types |= dict.fromkeys(("longest", "max_blocks", "capacity", "limit", "patience"), "i32")
     signature = {n: types.get(n, "*fp32") for n in kernel.arg_names if n not in fixed}
     return AotCase(
         f"{model} batch {batch}, {splits} splits, {num_stages} stages",

@@ -462,14 +462,15 @@ def merge(
 
 @triton.jit
 def pick(
-    BEST, BEST_ID, TOKEN, POSITION, INDEX, GENERATED, count, capacity,
+    BEST, BEST_ID, TOKEN, POSITION, INDEX, GENERATED, count, capacity, limit,
     B: tl.constexpr, BP: tl.constexpr, HEAD_SLOTS: tl.constexpr, SLOTS: tl.constexpr,
     ADVANCE: tl.constexpr,
 ):  # fmt: skip
     """The best of `count` bests of every request: its next token, the lowest id among equals.
 
-    ADVANCE: note it in GENERATED [B, capacity] and go on to the next position. A request at
-    position −1 stays as it is.
+    ADVANCE: note it in GENERATED [B, capacity] and go on to the next position; a request whose
+    next position would be `limit` has no room for it and becomes padding. A request at position −1
+    stays as it is.
     """
     b, s = tl.arange(0, BP), tl.arange(0, SLOTS)
     at = b[:, None] * HEAD_SLOTS + s[None, :]
@@ -485,4 +486,5 @@ def pick(
         noted = active & (index < capacity)
         tl.store(GENERATED + b * capacity + index, token, mask=noted)
         tl.store(INDEX + b, index + 1, mask=active)
-        tl.store(POSITION + b, position + 1, mask=active)
+        following = tl.where(position + 1 < limit, position + 1, -1)
+        tl.store(POSITION + b, following, mask=active)

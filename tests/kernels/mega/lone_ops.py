@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import triton
+import triton.language as tl
 from fakes import tiny_config
+from minifer.kernels.compat import wait_ge
 from minifer.kernels.mega.isa import Instruction
 from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, Tiles, Weights
 from minifer.kernels.mega.schedule import Schedule, build
@@ -19,6 +22,11 @@ CONFIG = tiny_config(
 D, F, H, K, C, V, L = 48, 112, 6, 2, 16, 80, 2
 P, N = 4, 24  # positions of a block, blocks
 POSITIONS = {1: [13], 4: [13, 0, 30]}  # by batch; the fourth row is padding
+
+
+@triton.jit
+def wait_alone(counter, out, target, patience):
+    tl.store(out, wait_ge(counter, target, patience))
 
 
 def random_tensor(

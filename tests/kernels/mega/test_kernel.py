@@ -7,11 +7,11 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as Fn
-from lone_ops import C, D, H, K, Lone, P, V, assert_sum, random_tensor
+from lone_ops import C, D, H, K, Lone, P, V, assert_sum, random_tensor, wait_alone
 from minifer.kernels.mega.isa import Instruction, Op
 from minifer.kernels.mega.launch import MegakernelOptions, Tiles
 from minifer.kernels.mega.schedule import assign, build
-from tiny_steps import shape, tiny_step
+from tiny_steps import NARROW, TABLES, shape, tiny_step
 
 from minifer.execution.noise import vocabulary_noise
 
@@ -232,12 +232,12 @@ def test_a_draw_takes_the_noise_of_its_seed_and_output_index(batch):
 
 
 def one_program(batch: int = 1, splits: int = 1):
-    return assign(build(shape(batch, splits), 1), 1)
+    return assign(build(shape(batch, splits, NARROW), 1), 1)
 
 
 @pytest.mark.parametrize(("batch", "requests", "splits"), [(1, 1, 1), (1, 1, 4), (4, 3, 2)])
 def test_a_step_is_the_models(batch, requests, splits):
-    step = tiny_step(one_program(batch, splits), requests)
+    step = tiny_step(one_program(batch, splits), requests, config=NARROW)
     step.megakernel.launch()
     step.megakernel.check()
     assert step.error() < 1e-5
@@ -251,13 +251,13 @@ def test_a_step_is_the_models(batch, requests, splits):
         (1, Tiles.for_gpu(shape(1), torch.bfloat16)),
         (4, Tiles.for_gpu(shape(4), torch.bfloat16)),
         (1, Tiles(rows=16, block_k=32, slices=0, block_t=4, group=16)),
-        (4, Tiles(rows=8, block_k=32, slices=4, block_t=4, group=16)),
+        (4, Tiles(rows=16, block_k=32, slices=4, block_t=4, group=16)),
     ],
 )
 def test_a_gpus_tiles_and_prefetches_change_nothing(batch, tiles):
     """Few rows a tile, several tiles of columns, the first of them loaded before the wait."""
     options = MegakernelOptions(prefetch_bytes=4096, prefetch_registers=True)
-    step = tiny_step(one_program(batch), 1, options, tiles=tiles)
+    step = tiny_step(one_program(batch), 1, options, config=NARROW, tiles=tiles)
     step.megakernel.launch()
     assert step.error() < 1e-5
 
@@ -265,7 +265,7 @@ def test_a_gpus_tiles_and_prefetches_change_nothing(batch, tiles):
 def test_steps_follow_each_other_without_the_host():
     """`advance` and `epochs`: nothing is set and no counter zeroed between three launches."""
     options = MegakernelOptions(epochs=True, advance=True, write_logits=False)
-    step = tiny_step(one_program(4), 3, options)
+    step = tiny_step(one_program(4), 3, options, config=NARROW)
     expected = []
     for _ in range(3):
         step.megakernel.launch()
@@ -285,8 +285,33 @@ def test_steps_follow_each_other_without_the_host():
     assert memory["LOGITS"].isnan().all()
 
 
+def test_a_request_without_room_for_another_token_becomes_padding():
+    """Three blocks of four: the first request's twelfth token is its last."""
+    step = tiny_step(one_program(2), 2, MegakernelOptions(advance=True), config=NARROW)
+    tokens, positions = [prompt[-1] for prompt in step.prompts], [11, 1]
+    memory = step.megakernel.buffers_by_name()
+    for name in ("K0", "V0", "K1", "V1"):
+        memory[name].zero_()
+    step.megakernel.set_step(tokens, positions, TABLES[:2])
+    for expected in ([-1, 2], [-1, 3]):
+        step.megakernel.launch()
+        assert memory["POSITION"][:, 0].tolist() == expected
+    assert memory["INDEX"][:, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("counter", "target", "left"),
+    [(5, 5, 3), (6, 5, 3), (4, 5, 0), (2**31 - 1, -(2**31), 0), (-(2**31), 2**31 - 1, 3)],
+)
+def test_counters_may_wrap_around(counter, target, left):
+    """Epochs count on: after some million launches a counter passes 2³¹."""
+    counters, out = torch.tensor([counter], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    wait_alone[(1,)](counters, out, target, 3)
+    assert out.item() == left
+
+
 def test_tracing_marks_every_instruction():
-    step = tiny_step(one_program(), 1, MegakernelOptions(trace=True))
+    step = tiny_step(one_program(), 1, MegakernelOptions(trace=True), config=NARROW)
     step.megakernel.marks.fill_(-5)
     step.megakernel.launch()
     (marks,) = step.megakernel.marks
