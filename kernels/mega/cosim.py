@@ -13,14 +13,17 @@ the first becomes the last (Burckhardt et al., ASPLOS 2010). Both can `starve` o
 then runs only when nobody else can. A program that polls a counter that does not change lets all
 others go first until it changes; when all poll so, that is a deadlock.
 
+A race is found even if this interleaving did no harm (`vector_clocks.py`). With a listing that
+says what each wait needs, a wait is credited with no more than that: one that asks for 3 arrivals
+of 4 is found even when the fourth was in time.
+
 What no run shows here: a missing barrier inside a program, the caches of a real GPU, time.
 
-The interpreter has no public interface for this: everything private is in `_Interpreter`.
+How the interpreter is made to do this: `interpreter_hooks.py`.
 """
 
 from __future__ import annotations
 
-import inspect
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +32,7 @@ from typing import Any
 
 import numpy as np
 from minifer.kernels.mega.footprints import Footprints, Listing, Stray
+from minifer.kernels.mega.interpreter_hooks import launch, unsupported
 from minifer.kernels.mega.vector_clocks import Access, Race, VectorClocks
 from torch import Tensor
 
@@ -36,9 +40,6 @@ STRATEGIES = ("random", "priority")
 # Equal polls in a row with nothing between them: after so many a program lets all others go
 # first; when all have polled so often, none will ever go on.
 _SPINS, _STUCK = 3, 64
-_MEMORY = ("create_masked_load", "create_masked_store")
-_ATOMICS = ("create_atomic_rmw", "create_atomic_cas")
-_UNKNOWN = ("create_atomic_load", "create_atomic_store", "create_atomic_poll")  # triton 3.9 on
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def cosimulate(
     footprints = Footprints(num_programs, listing)
     run = _Run(num_programs, how, clocks, footprints, max_steps)
     try:
-        _Interpreter(run).launch(kernel, args, dict(options or {}))
+        launch(kernel, num_programs, args, options or {}, run)
     except Exception as error:
         for reason in run.reasons():
             error.add_note(reason)
@@ -171,8 +172,8 @@ class _Run:
         return texts + ([self.deadlock] if self.deadlock else [])
 
     # ------------------------------------------------------------------ the baton
-    def programs(self, body: Callable[[], None], resume: Callable[[int], None]) -> None:
-        """Run body() once a program, each in a thread; `resume(program)` after every hand-over."""
+    def run(self, body: Callable[[], None], resume: Callable[[int], None]) -> None:
+        """Each program in a thread."""
         self._resume = resume
         threads = [
             threading.Thread(target=self._program, args=(i, body), daemon=True) for i in self.live
@@ -254,8 +255,13 @@ class _Run:
             self.stop()
             raise _Stop
 
-    def memory(self, addresses: np.ndarray, kind: Access) -> None:
-        """A plain load or store, about to happen."""
+    def load(self, addresses: np.ndarray) -> None:
+        self._memory(addresses, Access.READ)
+
+    def store(self, addresses: np.ndarray) -> None:
+        self._memory(addresses, Access.WRITE)
+
+    def _memory(self, addresses: np.ndarray, kind: Access) -> None:
         self.step()
         self.spins[self.current].times = 0
         me = self.current
@@ -271,9 +277,12 @@ class _Run:
             self.footprints.touch(me, shadow.name, elements, kind)
 
     def atomic(
-        self, addresses: np.ndarray, acquire: bool, release: bool, act: Callable[[], Any]
-    ) -> Any:
-        """An atomic read-modify-write of counters; `act` does it and returns the old values."""
+        self,
+        addresses: np.ndarray,
+        acquire: bool,
+        release: bool,
+        act: Callable[[], tuple[np.ndarray, np.ndarray]],
+    ) -> None:
         self.step()
         spin = self.spins[self.current]
         if acquire:
@@ -281,154 +290,23 @@ class _Run:
         me = self.current
         for shadow, elements in self.clocks.touched(addresses):
             self.clocks.access(me, shadow, elements, Access.ATOMIC)
-        for address in map(int, addresses):
-            if release:
-                self.clocks.release(me, address)
-        result, changed = act()
-        for address in map(int, addresses):
+        before, after = act()
+        for address, *values in zip(
+            addresses.tolist(), before.tolist(), after.tolist(), strict=True
+        ):
             if acquire:
-                self.clocks.acquire(me, address)
-        if changed:
-            for other in self.spins:
-                if other.address in addresses:
-                    other.times = 0
+                self.clocks.acquire(me, address, self.footprints.needed(me, address))
+            if release:
+                self.clocks.release(me, address, *values)
+        changed = addresses[before != after]
+        for other in self.spins:
+            if other.address in changed:
+                other.times = 0
         if acquire and not release and addresses.size == 1:
-            address, value = int(addresses[0]), np.ravel(result.data)[0].item()
-            same = (spin.address, spin.value) == (address, value)
-            spin.times = spin.times + 1 if same else 1
-            spin.address, spin.value = address, value
+            now = (int(addresses[0]), before[0].item())
+            spin.times = spin.times + 1 if now == (spin.address, spin.value) else 1
+            spin.address, spin.value = now
         else:
             spin.times = 0
         if release:
             self.hand_over()
-        return result
-
-
-# ---------------------------------------------------------------------- triton's interpreter
-def unsupported() -> str | None:
-    """Why the co-simulator cannot run in this process; None where it can."""
-    from minifer.kernels.compat import INTERPRETED, TRITON_VERSION
-
-    if not INTERPRETED.value:
-        return "triton was imported without TRITON_INTERPRET=1"
-    try:
-        from triton.runtime import interpreter
-
-        builder = interpreter.interpreter_builder
-        missing = [name for name in (*_MEMORY, *_ATOMICS) if not hasattr(builder, name)]
-        needed = ("GridExecutor", "_patch_lang")
-        missing += [name for name in needed if not hasattr(interpreter, name)]
-        missing += [] if hasattr(interpreter.InterpretedFunction, "rewrite") else ["rewrite"]
-    except (ImportError, AttributeError) as error:
-        missing = [str(error)]
-    if missing:
-        version = ".".join(map(str, TRITON_VERSION))
-        return f"the interpreter of triton {version} has no {', '.join(missing)}"
-    return None
-
-
-class _Interpreter:
-    """A run's hooks in the interpreter, while it lasts. Works on triton 3.6 … 3.9."""
-
-    def __init__(self, run: _Run) -> None:
-        from triton.runtime import interpreter
-
-        self._run = run
-        self._module = interpreter
-        self._executor = interpreter.GridExecutor
-        self._builder = interpreter.interpreter_builder
-        self._patch_language = interpreter._patch_lang
-        self._patched: set[int] = set()
-
-    def launch(self, kernel: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
-        """`kernel[(programs,)](*args, **options)`: one call of the body by the interpreter, which
-        has converted the arguments, becomes one thread a program."""
-        body, n = kernel.rewrite(), self._run.num_programs
-
-        def resume(program: int) -> None:
-            self._builder.set_grid_idx(program, 0, 0)
-
-        def programs(**arguments: Any) -> None:
-            self._builder.set_grid_dim(n, 1, 1)
-            self._run.programs(lambda: body(**arguments), resume)
-
-        patched = [name for name in _UNKNOWN if hasattr(self._builder, name)]
-        patched += [*_MEMORY, *_ATOMICS]
-        hooks = {name: self._hook(name) for name in patched}
-        vars(self._builder).update(hooks)
-        self._module._patch_lang = self._patch_once
-        try:
-            self._executor(_Body(body, programs), kernel.arg_names, (1,))(*args, **options)
-        finally:
-            self._module._patch_lang = self._patch_language
-            for name in hooks:
-                vars(self._builder).pop(name)
-
-    def _patch_once(self, function: Any) -> Any:
-        """The interpreter makes `tl` its own at every call of a device function, which takes half
-        of its time. While a kernel runs, once for each module is enough."""
-        space = id(function.__globals__)
-        if space in self._patched:
-            return None
-        self._patched.add(space)
-        return self._patch_language(function)
-
-    def _hook(self, name: str) -> Callable[..., Any]:
-        original = getattr(self._builder, name)
-        run = self._run
-
-        def load(pointers: Any, mask: Any, *rest: Any) -> Any:
-            run.memory(_addresses(pointers, mask), Access.READ)
-            return original(pointers, mask, *rest)
-
-        def store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-            run.memory(_addresses(pointers, mask), Access.WRITE)
-            return original(pointers, value, mask, *rest)
-
-        def read_modify_write(op: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:
-            def act() -> tuple[Any, bool]:
-                return original(op, pointers, value, mask, *order), bool(np.any(value.data))
-
-            return run.atomic(_addresses(pointers, mask), *_order(order[0]), act)
-
-        def compare_and_swap(pointers: Any, expected: Any, value: Any, *order: Any) -> Any:
-            def act() -> tuple[Any, bool]:
-                old = original(pointers, expected, value, *order)
-                return old, bool(np.any(old.data == expected.data))
-
-            return run.atomic(_addresses(pointers, None), *_order(order[0]), act)
-
-        def unknown(*_: Any, **__: Any) -> Any:
-            raise NotImplementedError(f"the co-simulator does not know {name}: use atomic_add")
-
-        known = (load, store, read_modify_write, compare_and_swap)
-        return dict(zip((*_MEMORY, *_ATOMICS), known, strict=True)).get(name, unknown)
-
-
-class _Body:
-    """A kernel's body for the interpreter, which asks it for its signature and its globals."""
-
-    def __init__(self, body: Callable[..., None], call: Callable[..., None]) -> None:
-        self.__name__ = body.__name__
-        self.__globals__ = body.__globals__
-        self.__annotations__ = dict(body.__annotations__)
-        self.__signature__ = inspect.signature(body)
-        self._call = call
-
-    def __call__(self, **arguments: Any) -> None:
-        self._call(**arguments)
-
-
-def _addresses(pointers: Any, mask: Any) -> np.ndarray:
-    """The addresses an access touches, flat."""
-    addresses = np.ravel(pointers.data)
-    if mask is None:
-        return addresses
-    keep = np.ravel(np.broadcast_to(mask.data, pointers.data.shape))
-    return addresses[keep.astype(bool)]
-
-
-def _order(semantics: Any) -> tuple[bool, bool]:
-    """Does it acquire, does it release?"""
-    name = str(semantics).upper()
-    return "ACQUIRE" in name, "RELEASE" in name

@@ -26,14 +26,15 @@ class Listing:
 
     words: [programs, longest queue, words an instruction], as the kernel reads them. declared:
     (program, place) → what the instruction reads and writes, of these buffers only. name:
-    (program, place) → text. awaited: (program, place, address of a counter) → what the instruction
-    waits for.
+    (program, place) → text. needed, awaited: (program, place, address of a counter) → the value
+    that the instruction waits for, None if it is not this counter's, and a text about it.
     """
 
     words: Tensor
     buffers: frozenset[str]
     declared: Callable[[int, int], tuple[Elements, Elements]]
     name: Callable[[int, int], str]
+    needed: Callable[[int, int, int], int | None]
     awaited: Callable[[int, int, int], str]
 
 
@@ -85,6 +86,12 @@ class Footprints:
         listing = self._listing
         if listing is not None and buffer in listing.buffers and kind is not Access.ATOMIC:
             self._touched[program][buffer, kind is Access.WRITE].append(elements)
+
+    def needed(self, program: int, address: int) -> int | None:
+        """What a poll of this counter must find to go on; None where that is not known."""
+        if self._listing is None:
+            return None
+        return self._listing.needed(program, self._at[program], address)
 
     def finish(self, program: int) -> None:
         """The instruction that `program` is in has ended: compare."""

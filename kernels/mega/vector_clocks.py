@@ -85,7 +85,8 @@ class VectorClocks:
         self.clock = np.eye(num_programs, dtype=np.int32)
         self.instruction = [-1] * num_programs
         self._instruction_at = [{1: -1} for _ in range(num_programs)]  # by epoch
-        self._released: dict[int, np.ndarray] = {}  # counter's address → joined clocks
+        # Counter's address → its value after each release, and the clocks joined so far.
+        self._released: dict[int, list[tuple[float, np.ndarray]]] = {}
         self._found: dict[tuple[str, str, int, int, int, int], list[int]] = {}
         self._shadows = []
         for name, tensor in tracked.items():
@@ -110,16 +111,24 @@ class VectorClocks:
         self.instruction[program] = instruction
         self._tick(program)
 
-    def release(self, program: int, address: int) -> None:
-        """Whoever acquires this counter later sees all that `program` has done and seen."""
-        before = self._released.get(address, np.int32(0))
-        self._released[address] = np.maximum(before, self.clock[program])
+    def release(self, program: int, address: int, before: float = 0, after: float = 0) -> None:
+        """`program` changes a counter: whoever acquires it later sees all that `program` has done
+        and seen. before, after: its values."""
+        nothing = (before, np.zeros_like(self.clock[program]))
+        released = self._released.setdefault(address, [nothing])
+        released.append((after, np.maximum(released[-1][1], self.clock[program])))
         self._tick(program)
 
-    def acquire(self, program: int, address: int) -> None:
+    def acquire(self, program: int, address: int, needed: float | None = None) -> None:
+        """`program` sees a counter. Where it is known which value it waits for, it is credited
+        with no more releases than that takes: it might have come no later."""
         released = self._released.get(address)
-        if released is not None:
-            np.maximum(self.clock[program], released, out=self.clock[program])
+        if not released:
+            return
+        clock = released[-1][1]
+        if needed is not None:
+            clock = next((clock for value, clock in released if value >= needed), clock)
+        np.maximum(self.clock[program], clock, out=self.clock[program])
 
     def touched(self, addresses: np.ndarray) -> Iterator[tuple[Shadow, np.ndarray]]:
         """The tracked elements at these addresses, buffer by buffer."""

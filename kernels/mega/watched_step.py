@@ -54,12 +54,13 @@ class _Places:
         self.schedule = megakernel.schedule
         self.sizes = buffers(self.shape, self.schedule.head_slots)
         self.words, self.counters = arguments["INSTRUCTIONS"], arguments["COUNTERS"]
+        self.epoch = int(arguments["EPOCH"]) if self.options.epochs else 1
         self.positions = arguments["POSITION"][:, 0].tolist()
         self.tables, self.block_size = arguments["TABLES"].tolist(), megakernel.block_size
 
     def listing(self) -> Listing:
         names = frozenset(self.sizes)
-        return Listing(self.words, names, self.declared, self.name, self.awaited)
+        return Listing(self.words, names, self.declared, self.name, self.needed, self.awaited)
 
     def declared(self, program: int, place: int) -> tuple[Elements, Elements]:
         """What `isa.regions` says, less what this step's options and positions leave out."""
@@ -80,13 +81,18 @@ class _Places:
         item = self._item(program, place)
         return f"program {program} at its end" if item is None else describe(item, program, place)
 
-    def awaited(self, program: int, place: int, address: int) -> str:
-        number = (address - self.counters.data_ptr()) // (4 * COUNTER_STRIDE)
+    def needed(self, program: int, place: int, address: int) -> int | None:
         item = self._item(program, place)
-        target = "" if item is None else f" to be {item.target}"
-        if self.options.epochs:
-            target += " more than in the last step"
-        return self.schedule.counters[number] + target
+        if item is None or item.wait != self._counter(address):
+            return None
+        return item.target * self.epoch
+
+    def awaited(self, program: int, place: int, address: int) -> str:
+        needed = self.needed(program, place, address)
+        return f"{self.schedule.counters[self._counter(address)]} to be {needed}"
+
+    def _counter(self, address: int) -> int:
+        return (address - self.counters.data_ptr()) // (4 * COUNTER_STRIDE)
 
     def _item(self, program: int, place: int) -> Instruction | None:
         queue = self.schedule.queues[program]

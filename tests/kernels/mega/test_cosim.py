@@ -10,8 +10,9 @@ import cosim_helpers as kernels
 import numpy as np
 import pytest
 import torch
-from minifer.kernels.mega.cosim import CosimResult, Interleaving, cosimulate, unsupported
+from minifer.kernels.mega.cosim import CosimResult, Interleaving, cosimulate
 from minifer.kernels.mega.footprints import Listing
+from minifer.kernels.mega.interpreter_hooks import unsupported
 from minifer.kernels.mega.vector_clocks import VectorClocks
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
@@ -198,6 +199,7 @@ def listing(words: Tensor, declare_one_less: bool = False) -> Listing:
         frozenset({"data", "out"}),
         declared,
         lambda program, place: f"op {words[program, place, 0].item()} of program {program}",
+        lambda program, place, address: words[program, place, 4].item(),
         lambda program, place, address: f"c to be {words[program, place, 4].item()}",
     )
 
@@ -258,6 +260,27 @@ def test_a_race_and_a_deadlock_name_their_instructions() -> None:
     words[1, 0, 4] = 5
     (reason,) = run_queues(words, listing(words)).reasons
     assert reason == "deadlock: op 2 of program 1 waits for c to be 5, which stays 1"
+
+
+@pytest.mark.parametrize("needed", [3, 4])
+def test_a_wait_is_credited_with_no_more_than_it_needs(needed: int) -> None:
+    """Four writers, a reader that waits for three of them and is so late that all have written:
+    only who knows what the reader waits for can see that it did not wait for the fourth."""
+    halt, copy = [0] * 6, [2, 0, 16, 0, needed, -1]
+    writers = [[[1, 4 * i, 4 * i + 4, -1, 0, 0], halt] for i in range(4)]
+    words = torch.tensor([*writers, [copy, halt]], dtype=torch.int32)
+    data, out, flag = numbers(32), numbers(16), counters()
+    result = cosimulate(
+        kernels.queue_kernel,
+        5,
+        (words, data, out, flag, 6, 2),
+        tracked={"data": data, "out": out},
+        interleaving=Interleaving("priority", starve=4, preempt=0),
+        listing=listing(words),
+    )
+    assert out.tolist() == list(range(16))
+    found = [(race.kind, race.buffer, race.count, race.program) for race in result.races]
+    assert found == ([("RAW", "data", 4, 4)] if needed == 3 else [])
 
 
 # ------------------------------------------------------------- errors, and what is left behind

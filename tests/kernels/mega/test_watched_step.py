@@ -3,14 +3,21 @@ float64's tokens, broken ones are found, and every access is one that the instru
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
+import mutant_matrix
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from minifer.kernels.mega import watched_step
-from minifer.kernels.mega.cosim import Interleaving, unsupported
+from minifer.kernels.mega.cosim import STRATEGIES, Interleaving
+from minifer.kernels.mega.interpreter_hooks import unsupported
 from minifer.kernels.mega.isa import Instruction, Op, Region, regions
 from minifer.kernels.mega.launch import MegakernelOptions
 from minifer.kernels.mega.mutants import MUTANTS, mutate
-from minifer.kernels.mega.schedule import Schedule, assign, build
+from minifer.kernels.mega.schedule import POLICIES, SYNCS, Schedule, assign, build
 from minifer.kernels.mega.verify import verify
 from minifer.kernels.mega.watched_step import cosimulate_step
 from tiny_steps import NARROW, shape, tiny_step
@@ -165,3 +172,68 @@ def test_a_declared_write_that_never_comes_is_found(monkeypatch: pytest.MonkeyPa
     assert result.reasons == (
         "MISSING WRITE of HIDDEN[8] and 1 more: EMBED (program 0, place 0)",
     )  # fmt: skip
+
+
+# --------------------------------------------------------------------- many more of them
+
+
+@st.composite
+def accepted_schedules(draw: st.DrawFn) -> Schedule:
+    """Any policy's schedule, and then up to 30 instructions moved to other places, as long as the
+    verifier accepts the result: placements that no policy would make."""
+    programs = draw(st.integers(1, 7))
+    plan = schedule(
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from([1, 2, 4])),
+        programs,
+        draw(st.sampled_from(POLICIES)),
+        draw(st.sampled_from(SYNCS)),
+        draw(st.integers(0, 99)),
+    )
+    rng = random.Random(draw(st.integers(0, 9999)))
+    for _ in range(draw(st.integers(0, 30))):
+        queues = [list(queue) for queue in plan.queues]
+        source = rng.choice([queue for queue in queues if queue])
+        item = source.pop(rng.randrange(len(source)))
+        target = rng.choice(queues)
+        target.insert(rng.randint(0, len(target)), item)
+        moved = replace(plan, queues=tuple(map(tuple, queues)))
+        plan = moved if verify(moved).ok else plan
+    return plan
+
+
+@st.composite
+def any_interleaving(draw: st.DrawFn, programs: int) -> Interleaving:
+    return Interleaving(
+        draw(st.sampled_from(STRATEGIES)),
+        draw(st.integers(0, 9999)),
+        draw(st.none() | st.integers(0, programs - 1)),
+        draw(st.sampled_from([0, 0.02, 0.3])),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(st.data())
+def test_what_the_verifier_accepts_runs_clean_and_exact(data: st.DataObject) -> None:
+    plan = data.draw(accepted_schedules())
+    how = data.draw(any_interleaving(len(plan.queues)))
+    requests = data.draw(st.integers(1, plan.shape.batch))
+    epochs = data.draw(st.booleans())
+    step = tiny_step(plan, requests, MegakernelOptions(epochs=epochs))
+    for _ in range(1 + epochs):  # twice the same step: the second without zeroed counters
+        step.set()
+        result = cosimulate_step(step.megakernel, how)
+        assert result.reasons == ()
+        assert step.error() < TOLERANCE
+        assert step.tokens_are_right()
+
+
+@pytest.mark.slow
+def test_every_mutant_is_rejected_by_both_and_greedy_tokens_accept_many() -> None:
+    rows = list(mutant_matrix.rows())
+    assert len(rows) >= 10
+    for row in rows:
+        assert row.verifier, row.name
+        assert all(row.found.values()), row.name  # on 2 and on 3 programs
+    assert sum(row.right_tokens > 0 for row in rows) >= 3
