@@ -95,7 +95,8 @@ def gemv(
     newer; weight and bias must then have been there before the kernel that made x was launched.
     Raises `ValueError` for shapes, dtypes, devices or strides that do not fit.
     """
-    check_tensor("x", x, [None] if x.dim() == 1 else [1, None])
+    check_tensor("x", x, [None] if isinstance(x, Tensor) and x.dim() == 1 else [1, None])
+    check_tensor("weight", weight, [None, x.shape[-1]], like=x)
     rows, shape = x.view(1, -1), (*x.shape[:-1], weight.shape[0])
     if residual is not None:
         check_tensor("residual", residual, shape, like=x)

@@ -11,6 +11,7 @@ fused; beyond, a norm in every program would cost more than a kernel of its own.
 
 from __future__ import annotations
 
+from minifer.kernels.checks import check_tensor
 from minifer.kernels.gate_up import gate_up, silu_mul
 from minifer.kernels.gemm import gemm
 from minifer.kernels.gemm_small import MOST_ROWS, gemm_small
@@ -18,6 +19,11 @@ from minifer.kernels.gemv import gemv
 from minifer.kernels.norm_gemv import norm_gemv
 from minifer.kernels.rms_norm import rms_norm
 from torch import Tensor
+
+
+def _rows(x: Tensor) -> int:
+    check_tensor("x", x, [None, None])
+    return x.shape[0]
 
 
 def linear(
@@ -32,9 +38,9 @@ def linear(
 
     pdl: programmatic dependent launch, see `gemv`. Raises `ValueError` for what does not fit.
     """
-    if x.dim() == 2 and x.shape[0] == 1:
+    if _rows(x) == 1:
         return gemv(x, weight, bias, residual, pdl=pdl)
-    if x.dim() == 2 and x.shape[0] <= MOST_ROWS:
+    if _rows(x) <= MOST_ROWS:
         return gemm_small(x, weight, bias, residual, pdl=pdl)
     return gemm(x, weight, bias, residual, pdl=pdl)
 
@@ -49,7 +55,7 @@ def norm_linear(
     pdl: bool = False,
 ) -> Tensor:
     """`linear` of RMSNorm: x [T, D], norm [D], weight [out, D], bias [out] → [T, out]."""
-    if x.dim() == 2 and x.shape[0] <= MOST_ROWS:
+    if _rows(x) <= MOST_ROWS:
         return norm_gemv(x, norm, eps, weight, bias, pdl=pdl)
     return gemm(rms_norm(x, norm, eps, pdl=pdl), weight, bias, pdl=pdl)
 
@@ -64,6 +70,6 @@ def gated(
     pdl: bool = False,
 ) -> Tensor:
     """x [T, D], norm [D], weight [2 F, D], gate's rows first → silu(gate) · up [T, F]."""
-    if x.dim() == 2 and x.shape[0] <= MOST_ROWS:
+    if _rows(x) <= MOST_ROWS:
         return gate_up(x, norm, eps, weight, bias, pdl=pdl)
     return silu_mul(gemm(rms_norm(x, norm, eps, pdl=pdl), weight, bias, pdl=pdl), pdl=pdl)
