@@ -124,9 +124,9 @@ def _launch(
     D = x.shape[-1]
     check_range("the last dimension of x", D, 1, MAX_WIDTH)
     check_tensor("weight", weight, [D], like=x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.dim() > 3 or x.dim() == 1:  # rows that one or two strides cannot walk
         x = x.contiguous().view(-1, D)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
     rows, inner = out.numel() // D, x.shape[1] if x.dim() == 3 else 1
     if tiles is None:

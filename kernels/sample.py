@@ -167,7 +167,7 @@ def draw(LOGITS, V, best, temperature, k, p, seed, output_index, BLOCK: tl.const
         ties = k - count_from(LOGITS, V, best, temperature, bound + 1, BLOCK)
     if p < 1:
         total = mass_above(LOGITS, V, best, temperature, bound, BLOCK)
-        total += tl.where(ties > 0, ties * mass_of_key(bound), 0.0)
+        total += ties * mass_of_key(tl.where(ties > 0, bound, 0))  # below all keys lies NaN
         enough_mass = p.to(tl.float64) * (1.0 - TOLERANCE) * total
         low = bound - 1  # the mass above it is enough; above `high` it is not
         high = tl.full([], 0, tl.int32)
