@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentTypeError
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from minifer.cli import session
 from minifer.cli.parser import Parser, add_command
+from minifer.kernels.mode import prepare
 
-GPU_CELLS = (("llama-1b", "smollm2-135m"), (1, 4, 16), (512, 4096, 32768))
-CPU_CELLS = (("minifer-tiny",), (1,), (64,))  # the interpreter takes seconds a step
+GPU_CELLS: Mapping[str, Any] = {
+    "models": ("llama-1b", "smollm2-135m"),
+    "batches": (1, 4, 16),
+    "contexts": (512, 4096, 32768),
+}
+# The interpreter takes seconds a step.
+CPU_CELLS: Mapping[str, Any] = {"models": ("minifer-tiny",), "batches": (1,), "contexts": (64,)}
 _LOST = 3  # exit status: go on in a new process
 
 
@@ -76,8 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     device = choose_device(arguments.device)
     defaults = GPU_CELLS if device.type == "cuda" else CPU_CELLS
-    asked = (arguments.model, arguments.batch, arguments.context)
-    models, batches, contexts = (a or d for a, d in zip(asked, defaults, strict=True))
+    models = arguments.model or defaults["models"]
+    contexts = arguments.context or defaults["contexts"]
+    batches = arguments.batch or defaults["batches"]
     cells = cells_by_value(models, batches, contexts, arguments.layers)
     if not cells:
         raise ValueError(f"--context must fit the model, got {contexts} for {', '.join(models)}")
@@ -105,12 +114,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_folder(out: Path | None) -> None:
-    """Raises `ValueError` before anything runs whose result could not be written."""
+    """Raises `ValueError` before anything runs, if its result could not be written."""
     if out is not None and not out.absolute().parent.is_dir():
         raise ValueError(f"--out: there is no folder {out.parent}, make it first")
 
 
 def choose_device(name: str) -> Any:
+    """The torch.device of --device, and kernels made ready for a CPU while that is possible."""
     import torch
 
     if name == "auto":
@@ -118,6 +128,9 @@ def choose_device(name: str) -> Any:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {name} needs a GPU, and torch finds none")
+    if device.type == "cpu":
+        with suppress(ValueError):  # too late, or not on Linux: our kernels' lines will say so
+            prepare("cpu")
     return device
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -48,9 +49,9 @@ def measure_bandwidth(
             continue
         matrix, vector = source.view(-1, 4096), source[:4096].clone()
         calls: dict[str, tuple[int, Callable[[], object]]] = {
-            "copy": (2 * size, lambda s=source, t=target: t.copy_(s)),
+            "copy": (2 * size, partial(target.copy_, source)),
             "read, sum": (size, source.sum),
-            "read, matrix · vector": (size, lambda m=matrix, v=vector: torch.mv(m, v)),
+            "read, matrix · vector": (size, partial(torch.mv, matrix, vector)),
         }
         for name, (moved, call) in calls.items():
             call()

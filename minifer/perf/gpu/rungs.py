@@ -183,7 +183,8 @@ def mega_rope(model: Transformer, positions: int) -> Tensor:
     return torch.cat(model.rotary(torch.arange(positions, device=model.norm.weight.device)), -1)
 
 
-_L2, _REGISTERS = {"prefetch_bytes": 65536}, {"prefetch_registers": True}
+_L2: Mapping[str, Any] = {"prefetch_bytes": 65536}
+_REGISTERS: Mapping[str, Any] = {"prefetch_registers": True}
 
 RUNGS: Mapping[str, Rung] = MappingProxyType(
     {
