@@ -86,7 +86,7 @@ def constants(
         "DOT": tl.float32 if interpreted else TRITON_DTYPES[dtype],
         "EPS": eps,
         "B": B,
-        "BP": 1 if B == 1 else max(tiles.pad, B),
+        "BP": 1 if B == 1 else max(tiles.pad, triton.next_power_of_2(B)),
         "L": shape.layers,
         "D": shape.hidden,
         "F": shape.intermediate,
