@@ -18,18 +18,8 @@ import triton
 import triton.language as tl
 from minifer.kernels.compat import nanoseconds, signal
 from minifer.kernels.mega.isa import WORDS, Op
-from minifer.kernels.mega.ops import (
-    HEAD,
-    QKV,
-    STRIDE,
-    address,
-    attention,
-    embed,
-    merge,
-    pick,
-    project,
-    wait_for,
-)
+from minifer.kernels.mega.ops import STRIDE, address, attention, embed, merge, pick, wait_for
+from minifer.kernels.mega.project import HEAD, QKV, project
 
 WORD = tl.constexpr(WORDS)
 HALT = tl.constexpr(int(Op.HALT))

@@ -113,7 +113,8 @@ def weights_of(model: Transformer) -> Any:
     from minifer.kernels.mega.launch import Weights
 
     layers = []
-    for layer in model.layers:
+    decoders: list[Any] = list(model.layers)
+    for layer in decoders:
         attention, mlp = layer.self_attn, layer.mlp
         tensors = (
             layer.input_layernorm.weight,
