@@ -41,8 +41,8 @@ class MegakernelRunner(ModelRunner):
     """Prefill by the ordinary path, decode of up to 16 requests by the megakernel.
 
     A kernel is made, and on a GPU compiled, when the first step needs it: one for each pair of
-    batch and number of splits. They share the model's weights. Logits are computed in float32
-    from bfloat16 weights, so `float32_logits` changes nothing in such a step.
+    batch and number of splits. They share the model's weights. Logits are float32 sums that are
+    never rounded to bfloat16, so `float32_logits` changes nothing in such a step.
 
     Raises `ValueError` for a model that the megakernel has no instructions for, and where kernels
     cannot run.
