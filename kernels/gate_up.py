@@ -160,7 +160,7 @@ def gate_up_tiles(out: int, width: int, itemsize: int, gpu: Gpu) -> Tiles:
 
 
 def gate_up_small_tiles(out: int, width: int, itemsize: int, gpu: Gpu) -> Tiles:
-    """2 to 16 rows: two tiles of `gemm_small`, each half as wide (float32: half as high). out: F."""
+    """2 to 16 rows: two tiles of `gemm_small`, each of half the size. out: F."""
     tiles = gemm_small_tiles(out, width, itemsize, gpu)
     if itemsize == 4 and not gpu.hip:
         return tiles._replace(rows=tiles.rows // 2)

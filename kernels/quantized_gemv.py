@@ -371,8 +371,8 @@ def quantized_gemv_cost(
 
 
 def aot_cases() -> list[AotCase]:
-    """bfloat16 activations: 8 bits by row and by group, 4 bits in groups of 32 and 64; one case of
-    float32, and a dependent launch of each kernel."""
+    """bfloat16: 8 bits by row and 4 bits in groups of 32 with every tile, other groups with those
+    of one product; float32, and a dependent launch of each kernel."""
     wanted: dict[tuple, list[str]] = {}
     for kind, bits, group, zeros in (
         ("bf16", 8, None, False),
@@ -382,7 +382,8 @@ def aot_cases() -> list[AotCase]:
         ("fp32", 8, None, False),
     ):
         for target, gpu in GPUS.items():
-            for out, width in (shape for name in LINEAR for shape in SHAPES[name]):
+            names = LINEAR if kind == "bf16" and group in (None, 32) else ("qkv",)
+            for out, width in (shape for name in names for shape in SHAPES[name]):
                 for rows in (1, 8, 16):
                     padded = rows if rows == 1 else padded_rows(rows, gpu.hip)
                     tiles = quantized_tiles(out, width, rows, group or 32, bits, gpu)
