@@ -20,7 +20,7 @@ from minifer.perf.gpu.cell import (
     float32_logits,
 )
 from minifer.perf.gpu.ladder import Ladder, Row, judge, line
-from minifer.perf.gpu.rungs import Rung, Step
+from minifer.perf.gpu.rungs import RUNGS, Rung, Step
 from minifer.perf.gpu.timing import count_launches, seconds_per_call
 
 BASELINE = "eager"
@@ -44,29 +44,46 @@ def climb(
 ) -> None:
     """Run all rungs of all cells that `ladder` does not hold yet.
 
-    budget: seconds a cell; a rung that is likely to need more than is left becomes a row that says
-    so. settings of the ladder: its seed and its number of probes count here. Raises
-    `DeviceLostError` once a kernel has broken the device: resume in a new process.
+    budget: seconds a cell; what compiles for long comes last, and a rung that is likely to need
+    more than is left becomes a row that says so. settings of the ladder: its seed and its number
+    of probes count here. Launches are counted in the last cell only, after its times: a profiler
+    may slow down what follows it. Raises `DeviceLostError` once a kernel has broken the device:
+    resume in a new process.
     """
+    cells = list(cells)
     for cell in cells:
-        ends = time.monotonic() + budget
-        entry = ladder.entry(cell)
-        done = {row["rung"] for row in entry["rows"]}
-        todo = [rung for rung in rungs if rung.name not in done]
-        if not todo:
-            continue
         say(str(cell))
         _forget_other_cells(device)
-        try:
-            settings = ladder.settings
-            case = build_case(cell, device, settings["seed"], settings["probes"])
-            truth = float32_logits(case)
-        except RuntimeError as error:  # out of memory
-            entry["reason"] = f"it could not be set up: {sentence(error)}"
-            ladder.flush()
-            continue
-        again = [rung for rung in rungs if rung.name == BASELINE and rung not in todo]
-        _Climb(ladder, entry, cell, case, truth, ends, say).run(again + todo)
+        _climb_cell(ladder, cell, rungs, device, budget, say, count=cell is cells[-1])
+
+
+def _climb_cell(
+    ladder: Ladder,
+    cell: Cell,
+    rungs: Sequence[Rung],
+    device: torch.device,
+    budget: float,
+    say: Callable[[str], None],
+    count: bool,
+) -> None:
+    """One cell; what it holds in memory ends with this call."""
+    ends, entry = time.monotonic() + budget, ladder.entry(cell)
+    done = {row["rung"] for row in entry["rows"]}
+    todo = [rung for rung in rungs if rung.name not in done]
+    if not todo:
+        return
+    try:
+        case = build_case(cell, device, ladder.settings["seed"], ladder.settings["probes"])
+        truth = float32_logits(case)
+    except RuntimeError as error:  # out of memory
+        entry["reason"] = f"it could not be set up: {sentence(error)}"
+        ladder.flush()
+        return
+    again = [rung for rung in rungs if rung.name == BASELINE and rung not in todo]
+    climbing = _Climb(ladder, entry, cell, case, truth, ends, say)
+    climbing.run(again + sorted(todo, key=lambda rung: (rung.name != BASELINE, rung.seconds)))
+    if count:
+        climbing.count_launches()
 
 
 def _forget_other_cells(device: torch.device) -> None:
@@ -104,9 +121,9 @@ class _Climb:
 
     def _keep(self, row: Row) -> None:
         """Put the row in its place and write the file."""
-        rows = self.entry["rows"]
-        place = next((i for i, r in enumerate(rows) if r["rung"] == row.rung), len(rows))
-        rows[place : place + 1] = [asdict(row)]
+        rows = {r["rung"]: r for r in self.entry["rows"]} | {row.rung: asdict(row)}
+        order = [*RUNGS, *rows]
+        self.entry["rows"][:] = sorted(rows.values(), key=lambda r: order.index(r["rung"]))
         self.ladder.flush()
 
     def _climb(self, rung: Rung, row: Row) -> None:
@@ -162,16 +179,20 @@ class _Climb:
         return rows[0]["error"]["rms"] if rows and row.rung != BASELINE else None
 
     def _alone(self, step: Step, row: Row) -> None:
-        device = self.case.device
         repeats = self._repeats(self._sample(step, 1))
         samples = [self._sample(step, repeats) for _ in range(_SAMPLES_ALONE)]
         self._time(row, Summary.of(samples), "alone")
-        try:
-            step.begin()
-            launches = count_launches(step.run, device)
-            row.launches = None if launches is None else asdict(launches)
-        except RuntimeError as error:  # no access to the profiler
-            row.notes["launches"] = f"not counted: {sentence(error)}"
+
+    def count_launches(self) -> None:
+        """Of every rung alive."""
+        for row, step in self.alive.values():
+            try:
+                step.begin()
+                launches = count_launches(step.run, self.case.device)
+                row.launches = None if launches is None else asdict(launches)
+            except Exception as error:  # no profiler here: the times stay
+                row.notes["launches"] = f"not counted: {sentence(error)}"
+            self._keep(row)
 
     def _in_turns(self) -> None:
         """Rounds in which every rung alive runs a sample, as many as the cell's time allows."""

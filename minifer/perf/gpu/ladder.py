@@ -13,7 +13,7 @@ Schema of the JSON (`schema_version` 1)::
         timing      "in turns", "alone" (before the turns began), or null: not timed
         seconds     of a step: {values, median, min, max, iqr}
         bytes_per_second, of_copy, of_read, of_datasheet
-        launches    a step: {host, kernels, other}; null where nothing is launched
+        launches    a step: {host, kernels, other}; null where they were not counted
         error       of logits against float32: {max, rms, ratio: rms ÷ eager's, fidelity: is that
                     no worse than eager's?, agreement: share of equal greedy tokens}
         build_seconds, notes
