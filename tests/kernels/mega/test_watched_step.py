@@ -20,7 +20,9 @@ from minifer.kernels.mega.mutants import MUTANTS, mutate
 from minifer.kernels.mega.schedule import POLICIES, SYNCS, Schedule, assign, build
 from minifer.kernels.mega.verify import verify
 from minifer.kernels.mega.watched_step import cosimulate_step
-from tiny_steps import NARROW, shape, tiny_step
+from tiny_steps import CONFIG, NARROW, shape, tiny_step
+
+from minifer.config import ModelConfig
 
 pytestmark = pytest.mark.skipif(unsupported() is not None, reason=str(unsupported()))
 
@@ -36,33 +38,33 @@ def schedule(
     policy: str = "round_robin",
     sync: str = "counters",
     seed: int = 0,
+    config: ModelConfig = CONFIG,
 ) -> Schedule:
-    return assign(build(shape(batch, splits), programs), programs, policy, sync, seed=seed)
+    graph = build(shape(batch, splits, config), programs)
+    return assign(graph, programs, policy, sync, seed=seed)
 
 
 def broken(name: str) -> Schedule:
-    graph = build(shape(2, 2, NARROW), 2)
-    return mutate(name, assign(graph, 2))
+    return mutate(name, schedule(2, 2, 2, config=NARROW))
 
 
 # ------------------------------------------------------------------------ sound schedules
 
 
 @pytest.mark.parametrize(
-    ("plan", "how"),
+    ("config", "plan", "how"),
     [
-        (schedule(1, 1, 3), Interleaving("random", 0)),
-        (schedule(1, 2, 2, "zig_zag"), Interleaving("priority", 1)),
-        (schedule(1, 1, 4, "list"), Interleaving("random", 2, starve=0)),
-        (schedule(1, 2, 7, "random", seed=3), Interleaving("priority", 3, starve=6)),
-        (schedule(1, 1, 3, "zig_zag", "grid"), Interleaving("random", 4)),
+        (CONFIG, (1, 1, 3), Interleaving("random", 0)),
+        (CONFIG, (1, 2, 7, "random", "counters", 3), Interleaving("priority", 3, starve=6)),
+        (NARROW, (1, 2, 2, "zig_zag"), Interleaving("priority", 1)),
+        (NARROW, (2, 1, 4, "list"), Interleaving("random", 2, starve=0)),
+        (NARROW, (1, 1, 3, "zig_zag", "grid"), Interleaving("random", 4)),
     ],
-    ids=["round_robin", "zig_zag", "list", "random", "grid"],
 )
 def test_every_kind_of_schedule_is_free_of_races_and_exact(
-    plan: Schedule, how: Interleaving
+    config: ModelConfig, plan: tuple, how: Interleaving
 ) -> None:
-    step = tiny_step(plan)  # NaN wherever nothing was written
+    step = tiny_step(schedule(*plan, config=config), config=config)  # NaN where nothing is written
     result = cosimulate_step(step.megakernel, how)
     assert result.reasons == ()
     assert step.error() < TOLERANCE
@@ -70,7 +72,7 @@ def test_every_kind_of_schedule_is_free_of_races_and_exact(
 
 
 def test_a_batch_with_a_row_of_padding_touches_no_cache_for_it() -> None:
-    step = tiny_step(schedule(3, 2, 3), requests=2)
+    step = tiny_step(schedule(3, 2, 3, config=NARROW), requests=2, config=NARROW)
     result = cosimulate_step(step.megakernel, Interleaving("random", 0))
     assert result.reasons == ()
     assert step.error() < TOLERANCE
@@ -79,7 +81,8 @@ def test_a_batch_with_a_row_of_padding_touches_no_cache_for_it() -> None:
 
 def test_steps_follow_each_other_without_a_memset() -> None:
     """Epochs: counters go on counting, the step leaves the next one's input behind."""
-    step = tiny_step(schedule(1, 1, 2), options=MegakernelOptions(epochs=True, advance=True))
+    options = MegakernelOptions(epochs=True, advance=True)
+    step = tiny_step(schedule(1, 1, 2, config=NARROW), options=options, config=NARROW)
     for number in range(2):
         result = cosimulate_step(step.megakernel, Interleaving("random", number))
         assert result.reasons == ()
@@ -90,7 +93,7 @@ def test_steps_follow_each_other_without_a_memset() -> None:
 
 
 def test_a_step_has_the_same_bits_in_every_interleaving() -> None:
-    plan, logits = assign(build(shape(config=NARROW), 2), 2), []
+    plan, logits = schedule(1, 1, 2, config=NARROW), []
     for how in (Interleaving("random", 1), LATE):
         step = tiny_step(plan, config=NARROW)
         assert cosimulate_step(step.megakernel, how).ok
