@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from minifer.config import ModelConfig
+from minifer.execution.noise import vocabulary_noise
 from minifer.perf.gpu.kernels import KernelCase
 
 Cases = Iterator[KernelCase]
@@ -51,6 +52,7 @@ def groups(
         "rms_norm": partial(_rms_norm, config, draw, rows),
         "rope_append": partial(_rope_append, config, draw, rows),
         "paged_decode": partial(_paged_decode, config, draw, context),
+        "sample": partial(_sample, config, draw, rows),
         "gemm": partial(_gemm, config, draw, 16 * rows),
         "flash_attention": partial(_flash_attention, config, draw, min(context, 2048)),
     }
@@ -257,3 +259,27 @@ def _flash_attention(config: ModelConfig, draw: _Draw, tokens: int) -> Cases:
         partial(flash_attention_reference, scale=C**-0.5),
         flash_attention_cost([(tokens, tokens)], H, K, C),
     )
+
+
+def _sample(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
+    from minifer.kernels.sample import sample, sample_cost, sample_reference
+
+    V, device = config.vocab_size, draw.device
+
+    def make() -> tuple[Tensor, ...]:
+        logits = draw(rows, V, std=3.0).float()
+        settings = (
+            torch.full((rows,), 0.8, device=device),
+            torch.full((rows,), 50, device=device),
+            torch.full((rows,), 0.95, device=device),
+        )
+        return logits, *settings, torch.arange(rows, device=device), settings[1] - 50
+
+    def reference(
+        logits: Tensor, t: Tensor, k: Tensor, p: Tensor, seeds: Tensor, indices: Tensor
+    ) -> Tensor:
+        noise = vocabulary_noise(seeds.tolist(), indices.tolist(), V, device)
+        return sample_reference(logits, t, k, p, noise)
+
+    cost = sample_cost(rows, V, top_k=True, top_p=True)
+    yield KernelCase(f"sample, {_count(rows)}", make, sample, reference, cost)

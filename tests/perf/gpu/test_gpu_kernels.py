@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from minifer.kernels.mega.shapes import MODELS
+from minifer.kernels.registry import KERNELS
 from torch import Tensor
 
 from minifer.perf.costs import OpCost
@@ -116,6 +117,10 @@ def test_every_kernel_has_cases_with_bytes_for_llama_1b(name: str) -> None:
     cases = list(groups(MODELS["llama-1b"], CPU)[name]())
     assert cases and all(case.cost.bytes > 0 for case in cases)
     assert len({case.name for case in cases}) == len(cases)
+
+
+def test_no_kernel_is_left_out() -> None:
+    assert set(KERNELS) - {"mega"} <= set(groups(MODELS["llama-1b"], CPU))  # mega: the ladder
 
 
 def test_the_head_of_llama_1b_is_525_megabytes() -> None:
