@@ -21,6 +21,7 @@ _MODULES = (
     "quantized_gemv",
     "flash_attention",
     "paged_decode",
+    "sample",
 )
 
 # name → module

@@ -112,8 +112,10 @@ class TritonBackend(TorchBackend):
         """The requests with one query: query [B', H, C]."""
         longest = part.max_context if window is None else min(part.max_context, window)
         splits = num_splits(len(query), caches[0].shape[2], longest, self._programs)
-        rest = (part.block_tables, part.seq_lens, scale, window)
-        return paged_decode(query, *caches, *rest, num_splits=splits, pdl=self._pdl)
+        return paged_decode(
+            query, *caches, part.block_tables, part.seq_lens, scale, window,
+            num_splits=splits, pdl=self._pdl,
+        )  # fmt: skip
 
     def _prefill(
         self,
@@ -124,8 +126,10 @@ class TritonBackend(TorchBackend):
         window: int | None,
     ) -> Tensor:
         """The requests with more queries, one after the other: query [T', H, C]."""
-        rest = (part.block_tables, part.query_start, part.seq_lens, scale, window)
-        return flash_attention(query, *caches, *rest, max_query=part.max_query, pdl=self._pdl)
+        return flash_attention(
+            query, *caches, part.block_tables, part.query_start, part.seq_lens, scale, window,
+            max_query=part.max_query, pdl=self._pdl,
+        )  # fmt: skip
 
     def _parts(self, batch: ForwardBatch) -> tuple[_Part | None, _Part | None]:
         """The requests with one query and those with more, found once a step for all layers."""
@@ -147,7 +151,8 @@ def _part(batch: ForwardBatch, counts: list[int], members: list[int]) -> _Part |
         whole = (batch.block_tables, batch.seq_lens, batch.query_start)
         return _Part(None, *whole, max_query=most, max_context=context)
     device, starts = batch.token_ids.device, batch.query_start_host
-    rows, query_start = [], [0]
+    rows: list[int] = []
+    query_start = [0]
     for b in members:
         rows += range(starts[b], starts[b + 1])
         query_start.append(len(rows))
