@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import FLOATS, check_same, check_tensor
-from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
+from minifer.kernels.compat import (
+    COMPILE_OPTIONS,
+    INTERPRETED,
+    launch_options,
+    num_programs_at_once,
+)
 from minifer.kernels.mega.isa import COUNTER_STRIDE, DecodeShape, Op, buffers
 from minifer.kernels.mega.kernel import kernel
 from minifer.kernels.mega.schedule import Schedule, assign, build
@@ -66,9 +71,7 @@ def resident_programs(device: torch.device) -> int:
     """How many programs can wait for each other: one a streaming multiprocessor of a GPU (eight
     warps with 200 registers a thread leave no room for a second). In the interpreter one, for
     there a program runs to its end before the next begins."""
-    if device.type == "cpu":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return num_programs_at_once(device)
 
 
 def _check_caches(
@@ -284,13 +287,12 @@ class Megakernel:
             self._tensors["COUNTERS"].zero_()
         if INTERPRETED.value:
             kernel[(self.num_programs,)](**self.kernel_args())
-        else:
+            return
+        with torch.cuda.device(self.device):
             kernel[(self.num_programs,)](
                 **self.kernel_args(),
-                num_warps=self.tiles.warps,
-                num_stages=self.tiles.stages,
-                launch_cooperative_grid=True,
-                **COMPILE_OPTIONS,
+                **launch_options(self.tiles.warps, self.tiles.stages),
+                launch_cooperative_grid=True,  # refused, rather than hung, where not all fit
             )
 
     def check(self) -> None:
