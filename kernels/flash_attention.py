@@ -163,7 +163,7 @@ class Tiles(NamedTuple):
 
 
 def flash_tiles(C: int, group: int, itemsize: int, hip: bool = False) -> Tiles:
-    """As much as fits without a spilled register. Not measured on a GPU yet.
+    """Two blocks fit into an SM's registers, none is spilled. Not measured on a GPU yet.
 
     Three stages are two looks ahead: at the next tile's blocks, and at the next tile. Products of
     float32 run on ordinary arithmetic, whose operands all lie in registers: 16 rows.
@@ -171,10 +171,8 @@ def flash_tiles(C: int, group: int, itemsize: int, hip: bool = False) -> Tiles:
     width, least = head_width(C), triton.next_power_of_2(group)
     if itemsize == 4:
         return Tiles(max(16, least), max(min(2048 // width, 32), 16), 2, 4)
-    if hip:
-        return Tiles(max(64, least), max(min(2048 // width, 32), 16), 2, 4)
-    rows = 128 if width <= 64 else 64
-    return Tiles(max(rows, least), max(min(4096 // width, 64), 16), 3, 8)
+    keys = (2048 if hip else 4096) // width
+    return Tiles(max(64, least), max(min(keys, 64), 16), 2 if hip else 3, 4)
 
 
 def interpreter_tiles(max_query: int, group: int) -> Tiles:
