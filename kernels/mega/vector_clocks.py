@@ -72,6 +72,17 @@ class Shadow:
     unwritten: np.ndarray
 
 
+@dataclass(frozen=True)
+class _Release:
+    """epoch: of the program that did it. before: the counter's value; amount: what it added."""
+
+    program: int
+    epoch: int
+    clock: np.ndarray
+    before: float
+    amount: float
+
+
 class VectorClocks:
     """The clocks of a run, and the races found so far.
 
@@ -85,8 +96,7 @@ class VectorClocks:
         self.clock = np.eye(num_programs, dtype=np.int32)
         self.instruction = [-1] * num_programs
         self._instruction_at = [{1: -1} for _ in range(num_programs)]  # by epoch
-        # Counter's address → its value after each release, and the clocks joined so far.
-        self._released: dict[int, list[tuple[float, np.ndarray]]] = {}
+        self._releases: dict[int, list[_Release]] = {}  # by the counter's address
         self._found: dict[tuple[str, str, int, int, int, int], list[int]] = {}
         self._shadows = []
         for name, tensor in tracked.items():
@@ -114,21 +124,24 @@ class VectorClocks:
     def release(self, program: int, address: int, before: float = 0, after: float = 0) -> None:
         """`program` changes a counter: whoever acquires it later sees all that `program` has done
         and seen. before, after: its values."""
-        nothing = (before, np.zeros_like(self.clock[program]))
-        released = self._released.setdefault(address, [nothing])
-        released.append((after, np.maximum(released[-1][1], self.clock[program])))
+        clock = self.clock[program].copy()
+        release = _Release(program, int(clock[program]), clock, before, after - before)
+        self._releases.setdefault(address, []).append(release)
         self._tick(program)
 
     def acquire(self, program: int, address: int, needed: float | None = None) -> None:
         """`program` sees a counter. Where it is known which value it waits for, it is credited
-        with no more releases than that takes: it might have come no later."""
-        released = self._released.get(address)
-        if not released:
-            return
-        clock = released[-1][1]
-        if needed is not None:
-            clock = next((clock for value, clock in released if value >= needed), clock)
-        np.maximum(self.clock[program], clock, out=self.clock[program])
+        with no more releases than that takes beyond those it has seen anyway: it might have come
+        no later."""
+        releases, mine = self._releases.get(address, []), self.clock[program]
+        unseen = [r for r in releases if r.epoch > mine[r.program]]
+        value = releases[0].before if releases else 0
+        value += sum(r.amount for r in releases) - sum(r.amount for r in unseen)
+        for release in unseen:
+            if needed is not None and value >= needed:
+                return
+            np.maximum(mine, release.clock, out=mine)
+            value += release.amount
 
     def touched(self, addresses: np.ndarray) -> Iterator[tuple[Shadow, np.ndarray]]:
         """The tracked elements at these addresses, buffer by buffer."""

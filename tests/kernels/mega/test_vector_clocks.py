@@ -98,6 +98,26 @@ def test_an_acquire_sees_all_releases_and_not_only_the_last() -> None:
     assert races_found([*both, (2, "READ", 0)]) == set()
 
 
+def test_an_acquire_that_needs_less_sees_less() -> None:
+    memory = torch.zeros(4)
+    clocks = VectorClocks(4, {"m": memory}, {})
+    for program, value in ((0, 0), (1, 1), (2, 2)):  # each adds 1
+        clocks.release(program, 9, value, value + 1)
+    clocks.acquire(3, 9, needed=2)
+    assert clocks.clock[3].tolist() == [1, 1, 0, 1]  # the first two
+    clocks.acquire(2, 9, needed=2)
+    assert clocks.clock[2].tolist() == [1, 0, 2, 0]  # its own, and one more
+    clocks.acquire(2, 9)
+    assert clocks.clock[2].tolist() == [1, 1, 2, 0]
+
+
+def test_a_counter_that_was_there_before_the_run_orders_nothing() -> None:
+    clocks = VectorClocks(2, {"m": torch.zeros(1)}, {})
+    clocks.release(0, 9, before=5, after=6)
+    clocks.acquire(1, 9, needed=5)
+    assert clocks.clock[1].tolist() == [0, 1]
+
+
 def test_counters_may_be_added_to_by_all_but_read_plainly_by_none() -> None:
     assert races_found([(0, "ATOMIC", 0), (1, "ATOMIC", 0)]) == set()
     assert races_found([(0, "ATOMIC", 0), (1, "READ", 0)]) == {("RAW", 0, 1, 0)}
