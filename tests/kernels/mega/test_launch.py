@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from lone_ops import CONFIG, D, L, Lone, rope_table, weights
+from minifer.kernels.aot_report import compile_kernels
 from minifer.kernels.mega.isa import Instruction, Op, buffers
 from minifer.kernels.mega.kernel import kernel
 from minifer.kernels.mega.launch import Megakernel, MegakernelError, MegakernelOptions
@@ -207,3 +210,22 @@ def test_schedules_without_work_are_run():
     machine.launch()
     machine.check()
     assert machine.buffers_by_name()["EPOCH"].item() == 1
+
+
+@pytest.mark.slow
+def test_what_the_compiler_makes_of_llama_1b_on_an_h100():
+    """No register spilled; and in each product weights are asked for before the wait: into L2, and
+    the first tile, 16 bytes a load, into registers. Then three tiles are on their way at a time."""
+    report = compile_kernels(["sm_90"], ["mega llama-1b batch 1,*"], keep=("ptx",))
+    (row,) = report.kernels
+    assert not row.error
+    assert row.spills == 0 and row.stack_bytes == 0
+    assert row.shared_bytes <= row.shared_limit
+    order = re.findall(
+        r"prefetch\.global\.L2|ld\.global\S*evict_first\S*v4|acquire|cp\.async\.cg|release",
+        row.asm["ptx"],
+    )
+    kinds = [kind for kind, _ in itertools.groupby(re.sub(r"ld\S*", "load", x) for x in order)]
+    product = ["prefetch.global.L2", "load", "acquire", "cp.async.cg"]
+    assert kinds[:20] == product * 5
+    assert "release" in kinds[20:]
