@@ -204,7 +204,7 @@ class Tiles(NamedTuple):
     num_warps: int
 
 
-GPU_TILES = Tiles(4096, 8)  # not measured on a GPU yet
+GPU_TILES = Tiles(2048, 4)  # not measured on a GPU yet
 
 
 def interpreter_tiles(V: int) -> Tiles:
