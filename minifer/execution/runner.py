@@ -64,7 +64,8 @@ class ModelRunner:
         started = time.perf_counter()
         self.kv.write_blocks(step.block_loads)
         step.load_seconds = time.perf_counter() - started
-        logits = self._logits(step)
+        with torch.cuda.device(self.device if self.device.type == "cuda" else None):
+            logits = self._logits(step)  # kernels are launched on the current GPU
         if self._debug:
             self.kv.check_guard_bands()
         return logits
