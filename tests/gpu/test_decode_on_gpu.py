@@ -13,7 +13,7 @@ from minifer.perf.gpu.ladder import Ladder
 from minifer.perf.gpu.rungs import RUNGS
 from minifer.sampling_params import SamplingParams
 
-PROMPTS = ["The import statement", "A"]
+PROMPTS = ["import", "A"]
 
 
 def greedy(device: torch.device, backend: str, num_tokens: int) -> list[list[int]]:
@@ -27,7 +27,7 @@ def greedy(device: torch.device, backend: str, num_tokens: int) -> list[list[int
 
 @pytest.mark.parametrize("backend", ["triton", "megakernel"])
 def test_greedy_text_equals_torch(device: torch.device, backend: str) -> None:
-    num_tokens = 32 if device.type == "cuda" else 3
+    num_tokens = 32 if device.type == "cuda" else 2
     expected = greedy(torch.device("cpu"), "torch", num_tokens)
     assert greedy(device, backend, num_tokens) == expected
 

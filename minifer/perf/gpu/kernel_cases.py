@@ -130,9 +130,8 @@ def _count(rows: int) -> str:
 
 
 def _quantized_gemv(config: ModelConfig, draw: _Draw) -> Cases:
+    from minifer.kernels.quantization import quantize_int4, quantize_int8
     from minifer.kernels.quantized_gemv import (
-        quantize_int4,
-        quantize_int8,
         quantized_gemv,
         quantized_gemv_cost,
         quantized_gemv_reference,
