@@ -1,7 +1,7 @@
 """The one place that knows the inside of Triton's interpreter, 3.6 … 3.9: it has no public hooks.
 
 `launch` runs a kernel as `kernel[(programs,)](…)` would, but tells somebody of every load, store
-and atomic before it happens, and leaves it to him to run the programs.
+and atomic before it happens, and leaves to that somebody when each program runs.
 """
 
 from __future__ import annotations
