@@ -13,9 +13,9 @@ exactly k, or just the mass p, is found by bisection: 31 passes that only count,
 the threshold are settled by id. Masses are float64: in a float32 sum over 128,000 tokens the rare
 ones would get lost.
 
-Price: a row is read twice for a greedy token, four times for a plain draw, about 35 times for top-k
-or top-p and 70 for both, out of L2, by one program. Many rows run side by side; for one row of a
-large vocabulary a sort is faster. Not measured on a GPU yet.
+Price: one program reads a row once for a greedy token, twice for a plain draw, 35 times with top-k
+or top-p and 67 times with both, out of L2. Many rows run side by side; for one row of a large
+vocabulary a sort may well be faster. Not measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -259,8 +259,8 @@ def sample_cost(rows: int, V: int, *, top_k: bool = False, top_p: bool = False) 
     """Of drawn rows. Bytes: float32 logits, read once; the passes after the first find them in L2.
     A comparison or a sum counts one, an exponential too; the ten rounds of Philox are integers and
     count nothing."""
-    passes = 4 + 2 * (32 * top_k + 2 * 34 * top_p)
-    return OpCost("sample", passes * rows * V, activation_bytes=4 * rows * V + 8 * rows)
+    per_logit = 4 + 2 * 32 * top_k + 4 * 33 * top_p
+    return OpCost("sample", per_logit * rows * V, activation_bytes=4 * rows * V + 8 * rows)
 
 
 def aot_cases() -> list[AotCase]:
