@@ -188,7 +188,9 @@ def quantized_gemm_small_kernel(
     store_columns(y, n, t, N, T, None, None, OUT)
 
 
-def quantized_tiles(out: int, width: int, rows: int, group: int, bits: int, gpu: Gpu) -> Tiles:
+def quantized_tiles(
+    out: int, width: int, rows: int, group: int, bits: int, gpu: Gpu, itemsize: int = 2
+) -> Tiles:
     """Tiles of codes; columns is a multiple of `group`. Not measured on a GPU yet.
 
     One row: 8 KiB, because a code's byte needs two to eight registers of a sum. More rows: a slice
@@ -196,9 +198,10 @@ def quantized_tiles(out: int, width: int, rows: int, group: int, bits: int, gpu:
     """
     stages = 2 if gpu.hip else 4
     if rows > 1:
-        return Tiles(16, max(512, 8 * group), stages, 8)
+        return Tiles(16, max(512, 8 * group) if itemsize == 2 else 4 * group, stages, 8)
     tile_rows = next((n for n in (16, 8) if triton.cdiv(out, n) >= gpu.programs), 4)
-    return Tiles(tile_rows, 8192 // tile_rows * 8 // bits, stages, 8)
+    tile_bytes = 8192 if itemsize == 2 or gpu.hip else 4096
+    return Tiles(tile_rows, tile_bytes // tile_rows * 8 // bits, stages, 8)
 
 
 def quantized_gemv(
@@ -236,7 +239,7 @@ def quantized_gemv(
         columns = max(triton.next_power_of_2(K), slices)
         tiles = Tiles(min(triton.next_power_of_2(N), max((1 << 20) // columns, 1)), columns, 1, 1)
     elif tiles is None:
-        tiles = quantized_tiles(N, K, T, slices, bits, gpu_of(x))
+        tiles = quantized_tiles(N, K, T, slices, bits, gpu_of(x), x.element_size())
     out = x.new_empty(T, N)
     grid = (triton.cdiv(N, tiles.rows),)
     options = launch_options(tiles.num_warps, tiles.num_stages, pdl)
@@ -299,7 +302,9 @@ def aot_cases() -> list[AotCase]:
             for out, width in (shape for name in names for shape in SHAPES[name]):
                 for rows in (1, 8, 16):
                     padded = rows if rows == 1 else padded_rows(rows, gpu.hip)
-                    tiles = quantized_tiles(out, width, rows, group or 32, bits, gpu)
+                    tiles = quantized_tiles(
+                        out, width, rows, group or 32, bits, gpu, 2 if kind == "bf16" else 4
+                    )
                     targets = wanted.setdefault((kind, bits, group, zeros, padded, tiles), [])
                     if target not in targets:
                         targets.append(target)
