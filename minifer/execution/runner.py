@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,7 +65,8 @@ class ModelRunner:
         started = time.perf_counter()
         self.kv.write_blocks(step.block_loads)
         step.load_seconds = time.perf_counter() - started
-        with torch.cuda.device(self.device if self.device.type == "cuda" else None):
+        on_gpu = self.device.type == "cuda"
+        with torch.cuda.device(self.device) if on_gpu else nullcontext():
             logits = self._logits(step)  # kernels are launched on the current GPU
         if self._debug:
             self.kv.check_guard_bands()
