@@ -22,7 +22,6 @@ _MODULES = (
     "flash_attention",
     "paged_decode",
     "sample",
-    "sample",
 )
 
 # name → module
