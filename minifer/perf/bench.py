@@ -12,7 +12,8 @@ Schema of `BenchmarkResult.to_dict` (`schema_version` 1; it grows with any chang
     machine         cpu, cores, threads (torch's, null if it was not loaded), memory_bytes, os,
                     accelerator (null without one)
     versions        python, and every package of minifer's core that is installed
-    git             {commit, modified} of the source tree, null outside one
+    git             {commit, modified} of the source tree, null outside one; modified is null where
+                    only MINIFER_COMMIT names the commit
     settings        what the caller says about the run: model, batch, seed, …
     runs, warmup    rounds that count, and rounds before them
     order           the arms, in the order of a round; the first is the baseline
@@ -261,7 +262,10 @@ def versions() -> dict[str, str]:
 
 
 def git_state(folder: str | Path | None = None) -> dict[str, Any] | None:
-    """Commit of a source tree (this package's by default) and whether it was modified."""
+    """Commit of a source tree (this package's by default) and whether it was modified.
+
+    A copy of this package without its repository has the commit that MINIFER_COMMIT names.
+    """
     where = Path(folder) if folder is not None else Path(__file__).parent
 
     def git(*args: str) -> str:
@@ -274,5 +278,6 @@ def git_state(folder: str | Path | None = None) -> dict[str, Any] | None:
             "commit": git("rev-parse", "HEAD"),
             "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
         }
-    except (OSError, subprocess.SubprocessError):
-        return None  # no git, or no repository
+    except (OSError, subprocess.SubprocessError):  # no git, or no repository
+        named = os.environ.get("MINIFER_COMMIT") if folder is None else None
+        return {"commit": named, "modified": None} if named else None

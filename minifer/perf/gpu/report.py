@@ -7,7 +7,6 @@ The list of questions is here and nowhere else; each names the file and the entr
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -32,12 +31,9 @@ _ASKED = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,
 
 
 def environment() -> dict[str, Any]:
-    """Date, commit, versions and device of this run. MINIFER_COMMIT names the commit of a tree
-    that was copied without its repository."""
+    """Date, commit, versions and device of this run."""
     import torch
 
-    commit = os.environ.get("MINIFER_COMMIT")
-    git = git_state() or ({"commit": commit, "modified": None} if commit else None)
     gpu: dict[str, Any] | None = None
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -52,7 +48,7 @@ def environment() -> dict[str, Any]:
         }
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": git,
+        "git": git_state(),
         "versions": versions(),
         "machine": machine(),
         "gpu": gpu,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minifer.perf.bench import Summary
+from minifer.perf.bench import Summary, git_state
 from minifer.perf.gpu.bandwidth import Bandwidth
 from minifer.perf.gpu.cell import Cell
 from minifer.perf.gpu.ladder import Ladder, Row, judge
@@ -113,9 +113,11 @@ def test_a_skipped_test_answers_nothing(tmp_path: Path) -> None:
 
 
 def test_the_commit_of_a_tree_without_a_repository(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("minifer.perf.gpu.report.git_state", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    assert git_state() is None
     monkeypatch.setenv("MINIFER_COMMIT", "abc123")
-    assert environment()["git"] == {"commit": "abc123", "modified": None}
+    assert git_state() == {"commit": "abc123", "modified": None}
+    assert git_state(tmp_path) is None  # of another tree it says nothing
     assert main(["environment", str(tmp_path)]) == 0
     assert read(tmp_path, ENVIRONMENT)["git"]["commit"] == "abc123"
     assert main(["summary", str(tmp_path)]) == 0
