@@ -132,7 +132,7 @@ class _Share:
                         self.tools = message
                     elif "begin" in message:
                         begun = message["begin"]
-                    elif "row" in message:
+                    elif "row" in message and begun is not None:
                         self._finished(rows, begun[0], CompiledKernel(**message["row"]))
                         begun = None
                 status = process.wait()

@@ -20,6 +20,8 @@ Price: a conversion and a subtraction a weight, so arithmetic is nearer to being
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -243,7 +245,7 @@ def quantized_gemv(
     out = x.new_empty(T, N)
     grid = (triton.cdiv(N, tiles.rows),)
     options = launch_options(tiles.num_warps, tiles.num_stages, pdl)
-    constants = {
+    constants: dict[str, Any] = {
         "BN": tiles.rows,
         "NG": tiles.columns // slices,
         "GROUP": slices,
@@ -289,7 +291,7 @@ def quantized_gemv_cost(
 def aot_cases() -> list[AotCase]:
     """bfloat16: 8 bits by row and 4 bits in groups of 32 with every tile, other groups with those
     of one product; float32, and a dependent launch of each kernel."""
-    wanted: dict[tuple, list[str]] = {}
+    wanted: dict[Any, list[str]] = {}
     for kind, bits, group, zeros in (
         ("bf16", 8, None, False),
         ("bf16", 8, 128, False),
@@ -308,7 +310,7 @@ def aot_cases() -> list[AotCase]:
                     targets = wanted.setdefault((kind, bits, group, zeros, padded, tiles), [])
                     if target not in targets:
                         targets.append(target)
-    cases = [_case(*key, tuple(targets), pdl=False) for key, targets in wanted.items()]
+    cases = [_case(*key, targets=tuple(targets)) for key, targets in wanted.items()]
     cases += [
         _case(
             "bf16",
@@ -333,14 +335,14 @@ def _case(
     rows: int,
     tiles: Tiles,
     targets: tuple[str, ...],
-    pdl: bool,
+    pdl: bool = False,
 ) -> AotCase:
     kernel = quantized_gemv_kernel if rows == 1 else quantized_gemm_small_kernel
     signature = {"X": f"*{kind}", "W": "*i8" if bits == 8 else "*u8", "SCALES": "*bf16"}
     signature |= {"ZEROS": "*u8"} if zeros else {}
     signature |= {"OUT": f"*{kind}", "N": "i32", "K": "i32"}
     signature |= {"T": "i32"} if rows > 1 else {}
-    constants = {
+    constants: dict[str, Any] = {
         "BN": tiles.rows,
         "NG": tiles.columns // (group or 32),
         "GROUP": group or 32,

@@ -1,7 +1,7 @@
 """One decode step of the megakernel in the co-simulator, all its programs interleaved.
 
-What it must know about the megakernel, and the general `cosim.py` must not: where the regions that
-an instruction declares lie in memory, and what holds nothing before the step.
+What it must know about the megakernel, and the general co-simulator must not: where the regions
+that an instruction declares lie in memory, and what holds nothing before the step.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
-from minifer.kernels.mega.cosim import CosimResult, Interleaving, cosimulate
+from minifer.kernels.cosim.footprints import Elements, Listing
+from minifer.kernels.cosim.simulate import CosimResult, Interleaving, cosimulate
 from minifer.kernels.mega.coverage import describe
-from minifer.kernels.mega.footprints import Elements, Listing
 from minifer.kernels.mega.isa import COUNTER_STRIDE, Instruction, Region, buffers, regions
 from minifer.kernels.mega.kernel import kernel
 from minifer.kernels.mega.launch import Megakernel

@@ -15,7 +15,7 @@ from minifer.kernels.mega.shapes import MODELS
 from minifer.perf.devices import find_device
 
 if TYPE_CHECKING:
-    from minifer.perf.gantt import Panel
+    from minifer.perf.timeline.gantt import Panel
 
 DEFAULTS: dict[str, Any] = {
     "model": "llama-1b",
@@ -55,9 +55,9 @@ def add(questions: Any) -> None:
             ("kernels timeline --table --json table.json", "all tables (minutes)"),
         ],
         code=[
-            ("kernels/mega/timeline.py", "the model, and measured timestamps in its form"),
-            ("minifer/perf/launches.py", "the same step as kernels"),
-            ("minifer/perf/modelled_decode.py", "the seven ways, and what is assumed"),
+            ("minifer/perf/timeline/model.py", "the model, and measured timestamps in its form"),
+            ("minifer/perf/timeline/launches.py", "the same step as kernels"),
+            ("minifer/perf/timeline/decode.py", "the seven ways, and what is assumed"),
         ],
         prog="minifer kernels",
     )
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _panels(settings: argparse.Namespace) -> list[Panel]:
     from minifer.kernels.mega.shapes import decode_shape
-    from minifer.perf.modelled_decode import ARMS, Assumptions, panel, splits_for
+    from minifer.perf.timeline.decode import ARMS, Assumptions, panel, splits_for
 
     device = find_device(settings.gpu)
     if device.num_sms is None:
@@ -174,9 +174,9 @@ def _summary(settings: argparse.Namespace, panels: list[Panel]) -> str:
 
 
 def _write(settings: argparse.Namespace, panels: list[Panel]) -> None:
-    from minifer.kernels.mega.timeline import chrome_trace
-    from minifer.perf import gantt
-    from minifer.perf.modelled_decode import DRAWN
+    from minifer.perf.timeline import gantt
+    from minifer.perf.timeline.decode import DRAWN
+    from minifer.perf.timeline.model import chrome_trace
 
     if settings.out:
         drawn = [panel for panel in panels if panel.timeline.name in DRAWN]
@@ -201,7 +201,7 @@ def _write(settings: argparse.Namespace, panels: list[Panel]) -> None:
 def _tables(file: str | None) -> int:
     from tqdm import tqdm
 
-    from minifer.perf.modelled_tables import markdown, study
+    from minifer.perf.timeline.tables import markdown, study
 
     with tqdm(unit="table", disable=not sys.stderr.isatty(), leave=False) as bar:
         data = study(progress=lambda name: bar.update())

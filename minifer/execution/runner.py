@@ -106,7 +106,7 @@ def make_backend(name: str, device: str) -> Backend:
     """The back end of a name. Raises `ValueError` where it cannot run on `device`."""
     if name == "triton":
         prepare(device)  # before anything imports triton
-        from minifer.execution.triton_backend import TritonBackend
+        from minifer.execution.backends.triton_backend import TritonBackend
 
         return TritonBackend(device)
     return TorchBackend()
@@ -117,7 +117,7 @@ def make_runner(
 ) -> ModelRunner:
     """The runner of `engine.backend`. Raises `ValueError` where it cannot run this model here."""
     if engine.backend == "megakernel":
-        from minifer.execution.megakernel import MegakernelRunner
+        from minifer.execution.backends.megakernel import MegakernelRunner
 
         return MegakernelRunner(model, config, engine, num_blocks)
     return ModelRunner(model, config, engine, num_blocks)

@@ -103,7 +103,7 @@ def test_the_tables_are_written_as_markdown_and_json(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the committed numbers: to compute them takes minutes."""
-    from minifer.perf import modelled_tables
+    from minifer.perf.timeline import tables as modelled_tables
 
     results = Path(__file__).parents[2] / "lectures" / "results"
     data = json.loads((results / "modelled_bandwidth.json").read_text(encoding="utf-8"))

@@ -13,23 +13,26 @@ from minifer.perf.gpu.ladder import Ladder
 from minifer.perf.gpu.rungs import RUNGS
 from minifer.sampling_params import SamplingParams
 
-PROMPTS = ["import", "A"]
+PROMPTS = ["import", "The assignment statement", "A"]
 
 
-def greedy(device: torch.device, backend: str, num_tokens: int) -> list[list[int]]:
+def greedy(
+    device: torch.device, backend: str, prompts: list[str], num_tokens: int
+) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     options = {"num_kv_blocks": 16, "block_size": 16}
     with LLM(
         "minifer-tiny", device=str(device), dtype="float32", backend=backend, **options
     ) as llm:
-        return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
+        return [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
 
 
 @pytest.mark.parametrize("backend", ["triton", "megakernel"])
 def test_greedy_text_equals_torch(device: torch.device, backend: str) -> None:
-    num_tokens = 32 if device.type == "cuda" else 2
-    expected = greedy(torch.device("cpu"), "torch", num_tokens)
-    assert greedy(device, backend, num_tokens) == expected
+    asked = (PROMPTS, 32) if device.type == "cuda" else (PROMPTS[:1], 2)
+    expected = greedy(torch.device("cpu"), "torch", *asked)
+    assert len(expected[0]) == asked[1]
+    assert greedy(device, backend, *asked) == expected
 
 
 @pytest.mark.parametrize("rung", ["triton", "triton-graph", "triton-pdl", "mega", "mega-epoch"])

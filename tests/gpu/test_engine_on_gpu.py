@@ -15,7 +15,10 @@ from minifer.execution.noise import vocabulary_noise
 from minifer.models.registry import build_model
 from minifer.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 DEVICE = "cuda"
 PROMPTS = [[1, 2, 3], list(range(20)), [7] * 9, list(range(12))]
 

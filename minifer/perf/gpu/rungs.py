@@ -103,7 +103,7 @@ def _graph_skips() -> int:
 
 def triton(case: DecodeCase, graph: bool = False, pdl: bool = False) -> Step:
     """The same model on `TritonBackend`."""
-    from minifer.execution.triton_backend import TritonBackend
+    from minifer.execution.backends.triton_backend import TritonBackend
 
     options: dict[str, Any] = {"pdl": True} if pdl else {}
     backend = TritonBackend(str(case.device), **options)
@@ -123,7 +123,7 @@ def mega(case: DecodeCase, sync: str = "counters", **options: Any) -> Step:
 
     options: of `MegakernelOptions`; prefetches are off unless named.
     """
-    from minifer.execution.megakernel import weights_of
+    from minifer.execution.backends.megakernel import weights_of
     from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, resident_programs
     from minifer.kernels.mega.schedule import assign, build
     from minifer.kernels.mega.shapes import decode_shape

@@ -23,7 +23,7 @@ if __name__ == "__main__":  # as tests/conftest.py and pytest's settings do for 
 
 import torch
 from minifer.kernels.compat import TRITON_VERSION
-from minifer.kernels.mega.cosim import Interleaving
+from minifer.kernels.cosim.simulate import Interleaving
 from minifer.kernels.mega.mutants import MUTANTS, mutate
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.verify import verify

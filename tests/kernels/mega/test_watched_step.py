@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from minifer.kernels.cosim.interpreter_hooks import unsupported
+from minifer.kernels.cosim.simulate import STRATEGIES, Interleaving
 from minifer.kernels.mega import watched_step
-from minifer.kernels.mega.cosim import STRATEGIES, Interleaving
-from minifer.kernels.mega.interpreter_hooks import unsupported
 from minifer.kernels.mega.isa import Instruction, Op, Region, regions
 from minifer.kernels.mega.launch import MegakernelOptions
 from minifer.kernels.mega.mutants import MUTANTS, mutate

@@ -184,6 +184,7 @@ def write(path: Path, content: dict) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there is the run itself")
 def test_a_dry_run_exercises_every_part(tmp_path: Path) -> None:
+    (tmp_path / LADDER).write_text("left by an older run")
     done = bash(str(SCRIPT), "--dry-run", OUT=str(tmp_path), PYTHON=sys.executable)
     assert done.returncode == 0, done.stdout[-3000:]
     files = {path.name for path in tmp_path.iterdir()}

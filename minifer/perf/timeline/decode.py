@@ -10,8 +10,7 @@
     … loads ahead       they arrive as soon as those of the instruction before it are there: a warp
                         of its own for loads, as HazyResearch's megakernel has; Triton gives none
 
-kernels/mega/timeline.py is the model; `Assumptions` is everything it is told that no data sheet
-says.
+`model.py` is the model; `Assumptions` is everything it is told that no data sheet says.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ from typing import Any
 
 from minifer.kernels.mega.isa import DecodeShape
 from minifer.kernels.mega.schedule import Schedule, assign, build
-from minifer.kernels.mega.timeline import (
+from minifer.perf.devices import Device
+from minifer.perf.timeline.gantt import Panel
+from minifer.perf.timeline.launches import launches
+from minifer.perf.timeline.model import (
     IN_FLIGHT,
     LATENCY,
     Machine,
@@ -32,9 +34,6 @@ from minifer.kernels.mega.timeline import (
     simulate,
     tasks,
 )
-from minifer.perf.devices import Device
-from minifer.perf.gantt import Panel
-from minifer.perf.launches import launches
 
 UNFUSED, FUSED, FUSED_PDL = "un-fused", "fused", "fused, PDL"
 GRID, COUNTERS = "megakernel, grid barriers", "megakernel"
@@ -51,7 +50,7 @@ class Assumptions:
     stores, signals. gap: from the end of a kernel to the start of the next in a CUDA graph;
     HazyResearch report 1.3 µs for an H100 ("Look Ma, No Bubbles!", 2025). pdl_gap: with
     programmatic dependent launch; half of it, a guess. prefetch: weights that may arrive early.
-    in_flight, latency: of one SM's loads (guesses, kernels/mega/timeline.py). achievable: the part
+    in_flight, latency: of one SM's loads (guesses, see `model.py`). achievable: the part
     of the data sheet's bandwidth that can be had.
     """
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from minifer.config import EngineConfig, RopeConfig
 from minifer.events import ListSink
-from minifer.execution.megakernel import MegakernelRunner, batch_bucket, split_bucket
+from minifer.execution.backends.megakernel import MegakernelRunner, batch_bucket, split_bucket
 from minifer.execution.runner import ModelRunner, make_runner
 from minifer.kv.step_input import StepInput
 from minifer.llm import LLM

@@ -31,9 +31,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from minifer.kernels.mega.footprints import Footprints, Listing, Stray
-from minifer.kernels.mega.interpreter_hooks import launch, unsupported
-from minifer.kernels.mega.vector_clocks import Access, Race, VectorClocks
+from minifer.kernels.cosim.footprints import Footprints, Listing, Stray
+from minifer.kernels.cosim.interpreter_hooks import launch, unsupported
+from minifer.kernels.cosim.vector_clocks import Access, Race, VectorClocks
 from torch import Tensor
 
 STRATEGIES = ("random", "priority")

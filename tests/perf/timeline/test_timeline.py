@@ -10,22 +10,10 @@ import pytest
 from minifer.kernels.mega.isa import Instruction, Op
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import MODELS, decode_shape
-from minifer.kernels.mega.timeline import (
-    Machine,
-    Task,
-    Timeline,
-    chrome_trace,
-    from_timestamps,
-    machine,
-    simulate,
-    task_of,
-    tasks,
-)
 from test_trace import check_format
 
 from minifer.perf.devices import DEVICES
-from minifer.perf.launches import launches
-from minifer.perf.modelled_decode import (
+from minifer.perf.timeline.decode import (
     AHEAD,
     COUNTERS,
     FUSED,
@@ -36,6 +24,18 @@ from minifer.perf.modelled_decode import (
     panel,
     splits_for,
     useful_bytes,
+)
+from minifer.perf.timeline.launches import launches
+from minifer.perf.timeline.model import (
+    Machine,
+    Task,
+    Timeline,
+    chrome_trace,
+    from_timestamps,
+    machine,
+    simulate,
+    task_of,
+    tasks,
 )
 
 # Two SMs, 100 bytes/s together, 80 alone; a second of overhead.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minifer.kernels.mega.timeline import Machine, Timeline
+from minifer.perf.timeline.model import Machine, Timeline
 
 # Kind → colour (Okabe and Ito, 2008: told apart without colour vision), and its entry in the legend
 KINDS = {

@@ -10,10 +10,10 @@ import cosim_helpers as kernels
 import numpy as np
 import pytest
 import torch
-from minifer.kernels.mega.cosim import CosimResult, Interleaving, cosimulate
-from minifer.kernels.mega.footprints import Listing
-from minifer.kernels.mega.interpreter_hooks import unsupported
-from minifer.kernels.mega.vector_clocks import VectorClocks
+from minifer.kernels.cosim.footprints import Listing
+from minifer.kernels.cosim.interpreter_hooks import unsupported
+from minifer.kernels.cosim.simulate import CosimResult, Interleaving, cosimulate
+from minifer.kernels.cosim.vector_clocks import VectorClocks
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 

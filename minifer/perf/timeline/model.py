@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 
 from minifer.kernels.mega.isa import DecodeShape, Instruction, Op
 from minifer.kernels.mega.schedule import Schedule
-
 from minifer.perf.devices import Device
 
 LATENCY = 0.7e-6  # seconds from a load to its bytes under load: an assumption, see `machine`

@@ -14,7 +14,7 @@ from test_attention import scattered
 
 from minifer import LLM, SamplingParams
 from minifer.execution.attention import paged_attention
-from minifer.execution.triton_backend import TritonBackend
+from minifer.execution.backends.triton_backend import TritonBackend
 
 WINDOW = {"sliding_windows": (3, None)}
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}

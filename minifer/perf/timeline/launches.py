@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from minifer.kernels.mega.isa import DecodeShape, Instruction, Op
 from minifer.kernels.mega.schedule import chunks
-from minifer.kernels.mega.timeline import Task, task_of
+from minifer.perf.timeline.model import Task, task_of
 
 ELEMENTS = 1024  # of a block of an elementwise kernel
 

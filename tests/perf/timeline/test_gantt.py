@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from minifer.kernels.mega.schedule import assign, build
 from minifer.kernels.mega.shapes import MODELS, decode_shape
-from minifer.kernels.mega.timeline import (
+from test_trace import check_format
+
+from minifer.perf.devices import DEVICES
+from minifer.perf.timeline import gantt
+from minifer.perf.timeline.decode import ARMS, PREFETCH, panel
+from minifer.perf.timeline.model import (
     Machine,
     Timeline,
     chrome_trace,
@@ -17,11 +22,6 @@ from minifer.kernels.mega.timeline import (
     simulate,
     tasks,
 )
-from test_trace import check_format
-
-from minifer.perf import gantt
-from minifer.perf.devices import DEVICES
-from minifer.perf.modelled_decode import ARMS, PREFETCH, panel
 
 TINY = decode_shape(MODELS["minifer-tiny"], batch=2, splits=2)
 PICTURE = Path(__file__).parents[2] / "lectures" / "figures" / "megakernel_timeline.svg"

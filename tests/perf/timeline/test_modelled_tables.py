@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from minifer.perf import modelled_tables
-from minifer.perf.modelled_decode import AHEAD, COUNTERS, PREFETCH, Assumptions
+from minifer.perf.timeline import tables as modelled_tables
+from minifer.perf.timeline.decode import AHEAD, COUNTERS, PREFETCH, Assumptions
 
 RESULTS = Path(__file__).parents[2] / "lectures" / "results"
 STALE = "out of date: run `minifer kernels timeline --table` as the file says"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from minifer.kernels.mega.vector_clocks import UNWRITTEN, Access, Race
+from minifer.kernels.cosim.vector_clocks import UNWRITTEN, Access, Race
 from torch import Tensor
 
 Elements = Mapping[str, np.ndarray]  # buffer → flat elements

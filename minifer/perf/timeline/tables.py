@@ -18,7 +18,7 @@ from minifer.kernels.mega.isa import DecodeShape
 from minifer.kernels.mega.schedule import POLICIES
 from minifer.kernels.mega.shapes import MODELS, decode_shape
 from minifer.perf.devices import find_device
-from minifer.perf.modelled_decode import (
+from minifer.perf.timeline.decode import (
     AHEAD,
     COUNTERS,
     FUSED,
@@ -124,7 +124,7 @@ def study(progress: Callable[[str], None] = lambda name: None) -> dict[str, Any]
         "batches": _batches,
     }
     data: dict[str, Any] = {
-        "what": "MODELLED, not measured: kernels/mega/timeline.py",
+        "what": "MODELLED, not measured: minifer/perf/timeline/model.py",
         "command": "minifer kernels timeline --table --json modelled_bandwidth.json",
         "date": date.today().isoformat(),
         "versions": {"minifer": __version__, "python": sys.version.split()[0]},
@@ -237,8 +237,8 @@ def markdown(data: dict[str, Any]) -> str:
         "# Modelled time and bandwidth of a Llama-1B decode step",
         "",
         f"**Modelled, not measured**, by `{data['command']}` on {data['date']} ({versions}).",
-        "The model is `kernels/mega/timeline.py`. Each cell: share of the data sheet's bandwidth "
-        "(weights and KV cache ÷ time) · µs a step.",
+        "The model is `minifer/perf/timeline/model.py`. Each cell: share of the data sheet's "
+        "bandwidth (weights and KV cache ÷ time) · µs a step.",
         "Unless a table says otherwise: bfloat16, batch 1, context 512, tile 16, list scheduling, "
         f"{a.overhead * 1e6:g} µs overhead an instruction, {a.in_flight / 1024:g} KiB in flight an "
         f"SM at {a.latency * 1e6:g} µs latency, {a.prefetch / 1024:g} KiB prefetch, "
