@@ -291,7 +291,7 @@ def quantized_gemv_cost(
 def aot_cases() -> list[AotCase]:
     """bfloat16: 8 bits by row and 4 bits in groups of 32 with every tile, other groups with those
     of one product; float32, and a dependent launch of each kernel."""
-    wanted: dict[Any, list[str]] = {}
+    wanted: dict[tuple[Any, ...], list[str]] = {}
     for kind, bits, group, zeros in (
         ("bf16", 8, None, False),
         ("bf16", 8, 128, False),
@@ -310,7 +310,10 @@ def aot_cases() -> list[AotCase]:
                     targets = wanted.setdefault((kind, bits, group, zeros, padded, tiles), [])
                     if target not in targets:
                         targets.append(target)
-    cases = [_case(*key, targets=tuple(targets)) for key, targets in wanted.items()]
+    cases = [
+        _case(kind, bits, group, zeros, rows, tiles, tuple(targets))
+        for (kind, bits, group, zeros, rows, tiles), targets in wanted.items()
+    ]
     cases += [
         _case(
             "bf16",

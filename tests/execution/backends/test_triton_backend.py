@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes import run_engine, tiny_config, tiny_engine
 from minifer.kernels.rope_append import rope_append_reference
-from test_attention import scattered
+from scattered import scattered
 
 from minifer import LLM, SamplingParams
 from minifer.execution.attention import paged_attention

@@ -24,7 +24,7 @@ from minifer.perf.timeline.model import (
 )
 
 TINY = decode_shape(MODELS["minifer-tiny"], batch=2, splits=2)
-PICTURE = Path(__file__).parents[2] / "lectures" / "figures" / "megakernel_timeline.svg"
+PICTURE = Path(__file__).parents[3] / "lectures" / "figures" / "megakernel_timeline.svg"
 
 
 def tiny_timeline() -> Timeline:

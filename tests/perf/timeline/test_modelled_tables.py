@@ -11,7 +11,7 @@ import pytest
 from minifer.perf.timeline import tables as modelled_tables
 from minifer.perf.timeline.decode import AHEAD, COUNTERS, PREFETCH, Assumptions
 
-RESULTS = Path(__file__).parents[2] / "lectures" / "results"
+RESULTS = Path(__file__).parents[3] / "lectures" / "results"
 STALE = "out of date: run `minifer kernels timeline --table` as the file says"
 
 
