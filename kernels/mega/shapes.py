@@ -1,4 +1,4 @@
-"""Models by name, and which of them a megakernel can decode."""
+"""Models by name, which of them a megakernel can decode, and how it splits their contexts."""
 
 from __future__ import annotations
 
@@ -59,6 +59,31 @@ MODELS: Mapping[str, ModelConfig] = MappingProxyType(
         ),
     }
 )
+
+
+SPLIT_TOKENS, MAX_SPLITS = 256, 32
+PIECES = 4  # of attention, at most, for each program
+
+
+def kv_splits(context: int, batch: int, kv_heads: int, programs: int) -> int:
+    """S, parts that contexts of up to `context` tokens are cut into: a power of two, 1 to 32.
+
+    One for 256 tokens of context, rounded up, as HazyResearch/Megakernels cut theirs (a power of
+    two, because a kernel is compiled for each). But no more than make 4 pieces of attention
+    (request, KV head, split) for each program: beyond that programs only queue, and each piece
+    costs an instruction. 4 and not 1, so that the last, partly empty round of pieces is a short
+    one; a guess, not measured. Raises `ValueError` for a number below 1.
+    """
+    given = {"context": context, "batch": batch, "kv_heads": kv_heads, "programs": programs}
+    for name, number in given.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    splits = 1
+    while splits < MAX_SPLITS and SPLIT_TOKENS * splits < context:
+        if 2 * splits * batch * kv_heads > PIECES * programs:
+            break
+        splits *= 2
+    return splits
 
 
 def decode_shape(

@@ -117,8 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _panels(settings: argparse.Namespace) -> list[Panel]:
-    from minifer.kernels.mega.shapes import decode_shape
-    from minifer.perf.timeline.decode import ARMS, Assumptions, panel, splits_for
+    from minifer.kernels.mega.shapes import decode_shape, kv_splits
+    from minifer.perf.timeline.decode import ARMS, Assumptions, panel
 
     device = find_device(settings.gpu)
     if device.num_sms is None:
@@ -126,7 +126,7 @@ def _panels(settings: argparse.Namespace) -> list[Panel]:
     if settings.context < 1:
         raise ValueError(f"--context must be at least 1, got {settings.context}")
     config = MODELS[settings.model]
-    splits = splits_for(settings.context, settings.batch * config.num_kv_heads, device.num_sms)
+    splits = kv_splits(settings.context, settings.batch, config.num_kv_heads, device.num_sms)
     shape = decode_shape(config, settings.batch, splits, settings.tile)
     assumed = Assumptions(
         overhead=settings.overhead * 1e-6,

@@ -19,22 +19,11 @@ from minifer.kv.step_input import StepInput
 from minifer.models.transformer import Transformer
 
 MAX_BATCH = 16  # rows of a tensor core's tile
-SPLIT_TOKENS = 256  # of context that one split should have at least
-MAX_SPLITS = 24
 
 
 def batch_bucket(num_requests: int) -> int:
     """1, 2, 4, 8 or 16: a kernel is compiled for each of them, not for every number."""
-    return _power_of_two(num_requests)
-
-
-def split_bucket(context: int) -> int:
-    """Into how many parts the longest context of a step is cut, a power of two."""
-    return _power_of_two(min(MAX_SPLITS, -(-context // SPLIT_TOKENS)))
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    return 1 << (num_requests - 1).bit_length()
 
 
 class MegakernelRunner(ModelRunner):
@@ -52,7 +41,10 @@ class MegakernelRunner(ModelRunner):
         self, model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int
     ) -> None:
         mode.prepare(str(next(model.parameters()).device))
-        from minifer.kernels.mega.launch import Megakernel  # imports triton: after `prepare`
+        from minifer.kernels.mega.launch import (  # imports triton: after `prepare`
+            Megakernel,
+            resident_programs,
+        )
 
         if not isinstance(model, Transformer):
             raise ValueError(
@@ -68,17 +60,24 @@ class MegakernelRunner(ModelRunner):
         positions = torch.arange(length, device=self.device)
         self._rope = torch.cat(model.rotary(positions), dim=1)
         self._weights = weights_of(model)
+        self._programs = resident_programs(self.device)
         self._kernels: dict[tuple[int, int], Megakernel] = {}
 
     def _logits(self, step: StepInput) -> Tensor:
         count = len(step.seq_lens)
         if count > MAX_BATCH or len(step.token_ids) > count:
             return super()._logits(step)
-        kernel = self._kernel(batch_bucket(count), split_bucket(max(step.seq_lens)))
+        batch = batch_bucket(count)
+        kernel = self._kernel(batch, self._splits(max(step.seq_lens), batch))
         kernel.set_step(step.token_ids, step.positions, step.block_tables)
         kernel.launch()
         kernel.check()
         return kernel.logits[step.logits_rows]  # a copy; a row of the step is a request
+
+    def _splits(self, context: int, batch: int) -> int:
+        from minifer.kernels.mega.shapes import kv_splits
+
+        return kv_splits(context, batch, self.config.num_kv_heads, self._programs)
 
     def _kernel(self, batch: int, splits: int) -> Any:
         from minifer.kernels.mega.launch import Megakernel

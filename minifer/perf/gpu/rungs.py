@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from minifer.models.transformer import Transformer
-from minifer.perf.gpu.cell import Cell, DecodeCase, DenseBackend
+from minifer.perf.gpu.cell import DecodeCase, DenseBackend
 from minifer.perf.gpu.timing import captured
 
 
@@ -126,11 +126,12 @@ def mega(case: DecodeCase, sync: str = "counters", **options: Any) -> Step:
     from minifer.execution.backends.megakernel import weights_of
     from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, resident_programs
     from minifer.kernels.mega.schedule import assign, build
-    from minifer.kernels.mega.shapes import decode_shape
+    from minifer.kernels.mega.shapes import decode_shape, kv_splits
 
     cell, batch = case.cell, case.batch
     programs = resident_programs(case.device)
-    shape = decode_shape(cell.config, cell.batch, kv_splits(cell, programs))
+    splits = kv_splits(cell.context, cell.batch, cell.config.num_kv_heads, programs)
+    shape = decode_shape(cell.config, cell.batch, splits)
     switched_off = {"prefetch_bytes": 0, "prefetch_registers": False}
     machine = Megakernel(
         cell.config,
@@ -168,14 +169,6 @@ def mega(case: DecodeCase, sync: str = "counters", **options: Any) -> Step:
         return machine.logits, machine.tokens
 
     return Step(run, lambda: token.copy_(batch.token_ids[:, None]), machine.check, notes)
-
-
-def kv_splits(cell: Cell, programs: int) -> int:
-    """Splits of a context: a power of two, of no fewer than 256 tokens each, and no more than give
-    each of `programs` two pieces of attention (the rule of HazyResearch/Megakernels, rounded)."""
-    pieces = cell.batch * cell.config.num_kv_heads
-    most = min(-(-cell.context // 256), max(1, 2 * programs // pieces), 32)
-    return 1 << (most.bit_length() - 1)
 
 
 def mega_rope(model: Transformer, positions: int) -> Tensor:

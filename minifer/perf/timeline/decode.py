@@ -68,15 +68,6 @@ class Assumptions:
         return machine(device, achievable=self.achievable, **common, **options)
 
 
-def splits_for(context: int, requests: int, num_sms: int) -> int:
-    """S, parts of a context that are attended to at once: 256 tokens each, at most 32, and no more
-    than 4 pieces an SM. requests: rows times KV heads. A power of two."""
-    splits = 1
-    while splits < 32 and 256 * splits < context and 2 * splits * requests <= 4 * num_sms:
-        splits *= 2
-    return splits
-
-
 @lru_cache(maxsize=8)
 def megakernel(
     shape: DecodeShape, num_sms: int, policy: str, sync: str = "counters", pieces: int = 1

@@ -16,7 +16,7 @@ from typing import Any
 from minifer import __version__
 from minifer.kernels.mega.isa import DecodeShape
 from minifer.kernels.mega.schedule import POLICIES
-from minifer.kernels.mega.shapes import MODELS, decode_shape
+from minifer.kernels.mega.shapes import MODELS, decode_shape, kv_splits
 from minifer.perf.devices import find_device
 from minifer.perf.timeline.decode import (
     AHEAD,
@@ -28,7 +28,6 @@ from minifer.perf.timeline.decode import (
     UNFUSED,
     Assumptions,
     panel,
-    splits_for,
     useful_bytes,
 )
 
@@ -80,7 +79,7 @@ def cell(
 
 def _shape(batch: int, context: int, num_sms: int, tile: int) -> DecodeShape:
     config = MODELS[MODEL]
-    splits = splits_for(context, batch * config.num_kv_heads, num_sms)
+    splits = kv_splits(context, batch, config.num_kv_heads, num_sms)
     return decode_shape(config, batch, splits, tile)
 
 

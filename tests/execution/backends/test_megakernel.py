@@ -13,7 +13,7 @@ from torch import nn
 
 from minifer.config import EngineConfig, RopeConfig
 from minifer.events import ListSink
-from minifer.execution.backends.megakernel import MegakernelRunner, batch_bucket, split_bucket
+from minifer.execution.backends.megakernel import MegakernelRunner, batch_bucket
 from minifer.execution.runner import ModelRunner, make_runner
 from minifer.kv.step_input import StepInput
 from minifer.llm import LLM
@@ -161,8 +161,6 @@ def test_logits_outlive_the_next_step():
 
 def test_a_long_context_is_split():
     config = dataclasses.replace(SMALL, max_position_embeddings=1024)
-    context = [0, 255, 256, 700]
-    assert [split_bucket(p + 1) for p in context] == [1, 1, 2, 4]
     tables = list(range(16)) * 11  # blocks may be repeated: only reads go there
     step = step_of([7], [600], [tables])
     engine = EngineConfig(block_size=4, max_model_len=1024)
@@ -174,6 +172,8 @@ def test_a_long_context_is_split():
         for tensor in (*made.kv.keys, *made.kv.values):
             tensor.copy_(torch.randn(tensor.shape, generator=draw))
         logits.append(made.forward(copy.deepcopy(step)))
+        if kind is MegakernelRunner:
+            assert set(made._kernels) == {(1, 4)}, "601 tokens, three times 256"
     assert (logits[0] - logits[1]).abs().max() < 1e-4
 
 
@@ -212,7 +212,13 @@ def test_prefill_mixed_steps_and_big_batches_take_the_ordinary_path():
 
 def test_buckets():
     assert [batch_bucket(n) for n in (1, 2, 3, 5, 9, 16)] == [1, 2, 4, 8, 16, 16]
-    assert [split_bucket(n) for n in (1, 256, 257, 2000, 5000, 100_000)] == [1, 1, 2, 8, 32, 32]
+
+
+def test_a_full_gpu_splits_less():
+    """Sixteen requests keep the programs busy without."""
+    made = runner()
+    made._programs = 8
+    assert [made._splits(5000, batch) for batch in (1, 2, 4, 16)] == [32, 16, 8, 2]
 
 
 # -- refusals and faults

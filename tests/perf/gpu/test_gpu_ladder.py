@@ -26,7 +26,7 @@ from minifer.perf.gpu.cell import (
 )
 from minifer.perf.gpu.climb import DeviceLostError, climb
 from minifer.perf.gpu.ladder import Ladder, Row, judge, table
-from minifer.perf.gpu.rungs import RUNGS, Rung, Step, eager, kv_splits
+from minifer.perf.gpu.rungs import RUNGS, Rung, Step, eager
 
 CPU = torch.device("cpu")
 CELL = Cell("minifer-tiny", 2, 37, layers=1)
@@ -145,20 +145,6 @@ def test_a_step_needs_no_old_value_of_its_own_slot(case: DecodeCase) -> None:
     logits, tokens = case.step(DenseBackend())
     assert bool(logits.isfinite().all())
     assert tokens.tolist() == logits.argmax(-1).tolist()
-
-
-@pytest.mark.parametrize(
-    ("cell", "programs", "splits"),
-    [
-        (Cell("llama-1b", 1, 512), 132, 2),
-        (Cell("llama-1b", 1, 4096), 132, 16),
-        (Cell("llama-1b", 1, 32768), 132, 32),
-        (Cell("llama-1b", 16, 32768), 132, 2),
-        (Cell("minifer-tiny", 1, 64), 1, 1),
-    ],
-)
-def test_a_context_is_split_as_far_as_there_are_programs(cell, programs, splits) -> None:
-    assert kv_splits(cell, programs) == splits
 
 
 # -- rungs that fail

@@ -22,7 +22,6 @@ from minifer.perf.timeline.decode import (
     UNFUSED,
     Assumptions,
     panel,
-    splits_for,
     useful_bytes,
 )
 from minifer.perf.timeline.launches import launches
@@ -296,16 +295,6 @@ def test_a_chip_becomes_a_machine() -> None:
 def test_what_makes_no_sense_is_refused(call: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()
-
-
-@pytest.mark.parametrize(
-    ("context", "requests", "splits"),
-    [(1, 8, 1), (256, 8, 1), (257, 8, 2), (4096, 8, 16), (32768, 8, 32), (32768, 128, 4)],
-)
-def test_a_context_is_split_into_256_tokens_and_not_more_than_the_sms_can_use(
-    context: int, requests: int, splits: int
-) -> None:
-    assert splits_for(context, requests, 132) == splits
 
 
 # -- measured timestamps
