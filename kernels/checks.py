@@ -62,7 +62,7 @@ def check_product(
         check_tensor("residual", residual, [x.shape[0], weight.shape[0]], like=x)
         tensors["residual"] = residual
     check_same("dtype", {name: tensor.dtype for name, tensor in tensors.items()})
-    check_range("rows of x", x.shape[0], 1, most_rows or None)
+    check_range("rows of x", x.shape[0], 0, most_rows or None)
     check_range("the last dimension of x", x.shape[1], 1)
 
 

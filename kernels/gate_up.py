@@ -177,7 +177,7 @@ def gate_up(
     pdl: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """x [T, D] with 1 ≤ T ≤ 16, norm [D], weight [2 F, D], bias [2 F] → [T, F].
+    """x [T, D] with T ≤ 16, norm [D], weight [2 F, D], bias [2 F] → [T, F].
 
     All in one dtype, float32, bfloat16 or float16. pdl: programmatic dependent launch, see `gemv`.
     Raises `ValueError` for shapes, dtypes, devices or strides that do not fit.
@@ -186,12 +186,14 @@ def gate_up(
     check_norm(norm, x)
     check_even("rows of weight", weight.shape[0])
     T, F, K = x.shape[0], weight.shape[0] // 2, weight.shape[1]
+    out = x.new_empty(T, F)
+    if T == 0:
+        return out
     if tiles is None and INTERPRETED.value:
         tiles = interpreter_tiles(F, K)
     elif tiles is None:
         choice = gate_up_tiles if T == 1 else gate_up_small_tiles
         tiles = choice(F, K, weight.element_size(), gpu_of(weight))
-    out = x.new_empty(T, F)
     grid = (triton.cdiv(F, tiles.rows),)
     options = launch_options(tiles.num_warps, tiles.num_stages, pdl)
     if T == 1:
@@ -230,9 +232,10 @@ def silu_mul(gate_up: Tensor, *, pdl: bool = False) -> Tensor:
     """
     check_tensor("gate_up", gate_up, [None, None])
     check_even("the last dimension of gate_up", gate_up.shape[1])
-    check_range("rows of gate_up", gate_up.shape[0], 1)
     T, F = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(T, F)
+    if T == 0:
+        return out
     size = min(triton.next_power_of_2(T * F), 1 << 20) if INTERPRETED.value else 1024
     silu_mul_kernel[(triton.cdiv(T * F, size),)](
         gate_up, out, F, T * F, SIZE=size, PDL=pdl, **launch_options(4, 1, pdl)

@@ -137,11 +137,13 @@ def gemm(
     """
     check_product(x, weight, bias, residual)
     T, (N, K) = x.shape[0], weight.shape
+    out = x.new_empty(T, N)
+    if out.numel() == 0:
+        return out
     if tiles is None and INTERPRETED.value:
         tiles = interpreter_gemm_tiles(T, N, K)
     elif tiles is None:
         tiles = gemm_tiles(T, x.element_size(), gpu_of(x))
-    out = x.new_empty(T, N)
     gemm_kernel[(triton.cdiv(T, tiles.tokens) * triton.cdiv(N, tiles.rows),)](
         x, weight, bias, residual, out, N, K, T,
         BM=tiles.tokens, BN=tiles.rows, BK=tiles.columns, GROUP=8,

@@ -121,7 +121,7 @@ def gemm_small(
     pdl: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """x [T, in], 1 ≤ T ≤ 16, weight [out, in], bias [out], residual [T, out] → [T, out].
+    """x [T, in], T ≤ 16, weight [out, in], bias [out], residual [T, out] → [T, out].
 
     All in one dtype, float32, bfloat16 or float16; products of float32 are exact, sums are float32
     and rounded once. pdl: programmatic dependent launch, see `gemv`. Raises `ValueError` for
@@ -129,9 +129,11 @@ def gemm_small(
     """
     check_product(x, weight, bias, residual, MOST_ROWS)
     T, (N, K) = x.shape[0], weight.shape
+    out = x.new_empty(T, N)
+    if out.numel() == 0:
+        return out
     if tiles is None:
         tiles = choose_tiles(gemm_small_tiles, weight)
-    out = x.new_empty(T, N)
     gemm_small_kernel[(triton.cdiv(N, tiles.rows),)](
         x, weight, bias, residual, out, N, K, T,
         BN=tiles.rows, BK=tiles.columns, BT=padded_rows(T, bool(torch.version.hip)),

@@ -148,7 +148,7 @@ def norm_gemv(
     pdl: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """x [T, D] with 1 ≤ T ≤ 16, norm [D], weight [out, D], bias [out] → [T, out].
+    """x [T, D] with T ≤ 16, norm [D], weight [out, D], bias [out] → [T, out].
 
     All in one dtype, float32, bfloat16 or float16. pdl: programmatic dependent launch, see `gemv`.
     Raises `ValueError` for shapes, dtypes, devices or strides that do not fit.
@@ -156,9 +156,11 @@ def norm_gemv(
     check_product(x, weight, bias, None, MOST_ROWS)
     check_norm(norm, x)
     T, (N, K) = x.shape[0], weight.shape
+    out = x.new_empty(T, N)
+    if out.numel() == 0:
+        return out
     if tiles is None:
         tiles = choose_tiles(gemv_tiles if T == 1 else gemm_small_tiles, weight)
-    out = x.new_empty(T, N)
     grid = (triton.cdiv(N, tiles.rows),)
     options = launch_options(tiles.num_warps, tiles.num_stages, pdl)
     if T == 1:

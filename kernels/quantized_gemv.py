@@ -216,7 +216,7 @@ def quantized_gemv(
     pdl: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """x [T, in] with 1 ≤ T ≤ 16 and the fields of a `QuantizedWeight` → [T, out], of x's dtype.
+    """x [T, in] with T ≤ 16 and the fields of a `QuantizedWeight` → [T, out], of x's dtype.
 
     scales may have any of the three float dtypes; sums are float32, rounded once. pdl: programmatic
     dependent launch, see `gemv`. Raises `ValueError` for shapes, dtypes, devices or strides that do
@@ -224,7 +224,7 @@ def quantized_gemv(
     """
     check_tensor("x", x, [None, None])
     T, K = x.shape
-    check_range("rows of x", T, 1, MOST_ROWS)
+    check_range("rows of x", T, 0, MOST_ROWS)
     check_range("the last dimension of x", K, 1)
     check_tensor("packed", packed, [None, None], (torch.int8, torch.uint8), like=x)
     bits = 8 if packed.dtype == torch.int8 else 4
@@ -236,13 +236,15 @@ def quantized_gemv(
         if bits == 8:
             raise ValueError("zeros must be None for 8-bit codes, which are symmetric")
         check_tensor("zeros", zeros, [N, groups], (torch.uint8,), like=x)
+    out = x.new_empty(T, N)
+    if out.numel() == 0:
+        return out
     slices = group or 32  # of a row with one scale: any will do
     if tiles is None and INTERPRETED.value:
         columns = max(triton.next_power_of_2(K), slices)
         tiles = Tiles(min(triton.next_power_of_2(N), max((1 << 20) // columns, 1)), columns, 1, 1)
     elif tiles is None:
         tiles = quantized_tiles(N, K, T, slices, bits, gpu_of(x), x.element_size())
-    out = x.new_empty(T, N)
     grid = (triton.cdiv(N, tiles.rows),)
     options = launch_options(tiles.num_warps, tiles.num_stages, pdl)
     constants: dict[str, Any] = {

@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_helpers import assert_rounded, random_tensor
 from minifer.kernels import linear as products
+from minifer.kernels.quantized_gemv import quantize_int8, quantized_gemv
 
 from minifer.execution.backend import TorchBackend
 
@@ -68,6 +69,23 @@ def test_all_rows_agree_with_torch(rows, bias):
     assert_rounded(call("norm_linear", rows, bias), exact, terms)
     gate, up = terms.chunk(2, dim=-1)
     assert_rounded(call("gated", rows, bias), torch_backend.silu_mul(exact), 4 * gate * up)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_rows_give_no_rows(dtype):
+    """A step of prompt chunks alone asks for the logits of nobody."""
+    x, norm, weight, bias = (a.to(dtype) for a in operands(0))
+    quantized = quantize_int8(random_tensor(40, 48, seed=1))
+    for out, width in (
+        (products.linear(x, weight, bias, x.new_empty(0, 40)), 40),
+        (products.norm_linear(x, norm, EPS, weight, bias), 40),
+        (products.gated(x, norm, EPS, weight, bias), 20),
+        (products.gemm(x, weight, bias), 40),
+        (products.silu_mul(x), 24),
+        (products.rms_norm(x, norm, EPS), 48),
+        (quantized_gemv(x, *quantized), 40),
+    ):
+        assert out.shape == (0, width) and out.dtype == dtype
 
 
 @pytest.mark.parametrize("name", CHOSEN)

@@ -111,7 +111,7 @@ def test_bfloat16_is_no_further_from_float64_than_torch(rows):
     [
         ({"norm": torch.ones(5)}, r"norm must have shape \[6\], got \[5\]"),
         ({"norm": torch.ones(6).bfloat16()}, "dtype must be the same.*norm torch.bfloat16"),
-        ({"x": torch.ones(17, 6)}, "rows of x must be from 1 to 16, got 17"),
+        ({"x": torch.ones(17, 6)}, "rows of x must be from 0 to 16, got 17"),
         ({"bias": torch.ones(6)}, r"bias must have shape \[4\]"),
     ],
 )

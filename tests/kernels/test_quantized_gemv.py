@@ -131,7 +131,7 @@ GROUPS = quantize_int4(torch.ones(4, 64))
 @pytest.mark.parametrize(
     ("x", "weight", "words"),
     [
-        (torch.ones(17, 64), ROWS, "rows of x must be from 1 to 16, got 17"),
+        (torch.ones(17, 64), ROWS, "rows of x must be from 0 to 16, got 17"),
         (torch.ones(2, 32), ROWS, r"packed must have shape \[4, 32\], got \[4, 64\]"),
         (X, ROWS._replace(packed=torch.ones(4, 64)), "packed must be one of int8, uint8"),
         (X, ROWS._replace(group=16), r"group must be one of \(32, 64, 128\) for 8 bits, got 16"),

@@ -52,6 +52,15 @@ def test_greedy_tokens_equal_torch_in_every_kind_of_step(settings) -> None:
     assert tokens_of("triton", prompts, **options) == tokens_of("torch", prompts, **options)
 
 
+@pytest.mark.parametrize("float32_logits", [False, pytest.param(True, marks=slow)])
+def test_a_step_that_asks_for_no_logits(float32_logits) -> None:
+    """Chunks of a prompt that end before it does."""
+    options = {"config": tiny_config(num_layers=1), "max_prefill_chunk": 3}
+    options |= {"float32_logits": float32_logits}
+    prompts = [[5, 9, 2, 31, 7, 7, 1]]
+    assert tokens_of("triton", prompts, **options) == tokens_of("torch", prompts, **options)
+
+
 @slow
 def test_preemption_and_a_head_in_float32() -> None:
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3], [5, 8, 9, 7, 9]]
