@@ -59,7 +59,8 @@ def flash_attention_reference(
     *,
     max_query: int | None = None,
 ) -> Tensor:
-    """The definition, request by request, in the dtype it is given. max_query is not needed."""
+    """The definition, request by request, in the dtype it is given; arguments and result are those
+    of `flash_attention`, and max_query is not needed."""
     _, P, K, _ = key_cache.shape
     out = torch.zeros_like(query)
     for b, S in enumerate(seq_lens.tolist()):
@@ -156,6 +157,8 @@ def flash_attention_kernel(
 
 
 class Tiles(NamedTuple):
+    """What the kernel is compiled for."""
+
     rows: int  # BM: (query, head of the group) pairs of one program
     keys: int  # BN
     num_stages: int
@@ -163,7 +166,7 @@ class Tiles(NamedTuple):
 
 
 def flash_tiles(C: int, group: int, itemsize: int, hip: bool = False) -> Tiles:
-    """Two blocks fit into an SM's registers, none is spilled. Not measured on a GPU yet.
+    """Two programs fit into an SM's registers, none is spilled. Not measured on a GPU yet.
 
     Three stages are two looks ahead: at the next tile's blocks, and at the next tile. Products of
     float32 run on ordinary arithmetic, whose operands all lie in registers: 16 rows.

@@ -9,7 +9,8 @@ put an exchange between threads, and a wait, between one load and the next.
 
 No tensor cores: one weight is used once, at 2 FLOPs for 2 bytes, and an H100 has 295 bfloat16 FLOPs
 a byte. What matters is how many bytes are on their way: 16 KiB a tile and `num_stages` − 1 tiles in
-flight, in 16-byte loads. Weights are read once and marked for early eviction from L2.
+flight, in 16-byte loads. Weights are read once and marked for early eviction from L2, the cache
+that all streaming multiprocessors (SMs) share.
 
 bias and residual are fused because they are a launch each otherwise. Price: x is read by every
 program, from L2.
@@ -53,6 +54,8 @@ def gemv_kernel(
     X, W, BIAS, RESIDUAL, OUT, N, K,
     BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """BN rows of W [N, K] a program, in tiles of BK columns; the first tile is asked for before the
+    program waits for the kernel that makes X."""
     if PDL:
         launch_dependents()
     n = tl.program_id(0) * BN + tl.arange(0, BN)

@@ -6,15 +6,15 @@
 x are the scores, m_s their maximum and l_s the sum of exp(x − m_s) in split s. With one query a
 request, B · K programs are often fewer than the GPU has SMs, and each would read a long context on
 its own. Split-KV (Flash-Decoding, Dao, Haziza, Massa and Sizov, 2023,
-https://crfm.stanford.edu/2023/10/12/flashdecoding.html) gives S programs a part each; softmax over
-the whole needs only the parts' log-sum-exp.
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html) cuts the context into num_splits parts, a
+program each; softmax over the whole needs only the parts' log-sum-exp.
 
 A program serves the G = H/K query heads of one KV head, so that K and V are read once. Lengths are
 read on the device: a captured CUDA graph replays with other lengths, and the splits share out
 whatever the length is then. A split without tokens has lse = −inf and weighs nothing.
 
-Price of S > 1: a second launch, and S · B · H · (C + 1) float32 written and read again. With one
-split the kernel writes the output itself.
+Price of num_splits > 1: a second launch, and num_splits · B · H · (C + 1) float32 written and read
+again. With one split the kernel writes the output itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def paged_decode_reference(
     *,
     num_splits: int = 1,
 ) -> Tensor:
-    """The definition in the dtype it is given; splitting changes nothing. query [B, H, C]."""
+    """The definition in the dtype it is given; arguments and result are those of `paged_decode`,
+    and splitting changes nothing."""
     start = torch.arange(len(seq_lens) + 1)
     out = torch.zeros_like(query)
     some = seq_lens > 0
@@ -109,8 +110,9 @@ def paged_decode_kernel(
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, P: tl.constexpr, SPLITS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (request, KV head, split). With one split OUT is written, else PART_OUT [B, H, S, C]
-    and PART_LSE [B, H, S], whose logarithms have base 2. BM: G padded to what `tl.dot` takes."""
+    """Program (request, KV head, split). With one split OUT is written, else PART_OUT
+    [B, H, SPLITS, C] and PART_LSE [B, H, SPLITS], whose logarithms have base 2. BM: G padded to
+    what `tl.dot` takes."""
     if PDL:
         launch_dependents()
         wait_for_launcher()
@@ -173,6 +175,8 @@ def merge_kernel(
 
 
 class Tiles(NamedTuple):
+    """What the kernel is compiled for."""
+
     rows: int  # BM, at least G
     keys: int  # BN
     num_stages: int
@@ -196,7 +200,7 @@ def interpreter_tiles(group: int) -> Tiles:
 def decode_partials(
     batch: int, heads: int, splits: int, head_dim: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Memory for `partials`: outputs [B, H, S, C] and log-sum-exps [B, H, S], float32."""
+    """Memory for `partials`: outputs [B, H, splits, C] and log-sum-exps [B, H, splits], float32."""
     out = torch.empty(batch, heads, splits, head_dim, dtype=torch.float32, device=device)
     return out, torch.empty(batch, heads, splits, dtype=torch.float32, device=device)
 

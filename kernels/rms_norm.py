@@ -42,7 +42,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm_reference(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, and x + residual."""
+    """x, residual [..., D], weight [D] → the norm of x + residual, and x + residual [..., D]."""
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
 
@@ -75,6 +75,8 @@ def rms_norm_kernel(
 
 
 class Tiles(NamedTuple):
+    """What the kernel is compiled for."""
+
     rows: int  # of one program
     width: int  # the power of two from D on
     num_warps: int
@@ -97,8 +99,9 @@ def rms_norm(
 ) -> Tensor:
     """x [..., D] · weight [D] / rms(x) → [..., D], contiguous, of x's dtype.
 
-    The last dimension must be dense. pdl: programmatic dependent launch, sm_90 and newer. Raises
-    `ValueError` for shapes, dtypes or devices that do not fit.
+    The last dimension must be dense. pdl: programmatic dependent launch, compute capability 9.0
+    and newer (see the package's words). Raises `ValueError` for shapes, dtypes or devices that do
+    not fit.
     """
     return _launch(x, None, weight, eps, pdl, tiles)[0]
 

@@ -44,7 +44,8 @@ def rope_append_reference(
     value_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """`rope_append` one step after the other, in the dtype it is given; it writes the caches."""
+    """`rope_append`, arguments and result, one step after the other, in the dtype it is given; it
+    writes the caches."""
 
     def rotated(x: Tensor) -> Tensor:
         a, b = x.chunk(2, dim=-1)
@@ -60,7 +61,8 @@ def rope_append_reference(
 
 @triton.jit
 def half_heads(X, start, column, inside, HALF: tl.constexpr):
-    """The two halves of some heads, float32 [rows, PAIRS] each; 0 outside."""
+    """The two halves of the heads that begin at `start` [rows]: float32 [rows, PAIRS] each, 0
+    outside."""
     pointers = X + start[:, None] + column[None, :]
     a = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(pointers + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -69,6 +71,7 @@ def half_heads(X, start, column, inside, HALF: tl.constexpr):
 
 @triton.jit
 def store_halves(X, start, column, inside, a, b, HALF: tl.constexpr):
+    """The inverse of `half_heads`: a, b [rows, PAIRS] → the heads at `start` [rows]."""
     pointers = X + start[:, None] + column[None, :]
     tl.store(pointers, to_dtype(a, X.dtype.element_ty), mask=inside)
     tl.store(pointers + HALF, to_dtype(b, X.dtype.element_ty), mask=inside)
@@ -76,7 +79,7 @@ def store_halves(X, start, column, inside, a, b, HALF: tl.constexpr):
 
 @triton.jit
 def rotate(a, b, COS, SIN, token, column, inside, HALF: tl.constexpr):
-    """Pair i of a row turns by the angle of its token and i."""
+    """Pair i of a row turns by the angle of its token and i: a, b [rows, PAIRS], token [rows]."""
     angle = token[:, None] * HALF + column[None, :]
     cos = tl.load(COS + angle, mask=inside, other=1.0)
     sin = tl.load(SIN + angle, mask=inside, other=0.0)
@@ -119,6 +122,8 @@ def rope_append_kernel(
 
 
 class Tiles(NamedTuple):
+    """What the kernel is compiled for."""
+
     rows: int  # (token, head) pairs of one program
     num_warps: int
 

@@ -4,8 +4,9 @@
     token = argmax(x − log q),  q ~ Exp(1) of (seed, output index, token id)
 
 The draw is a race that the likely win more often: the first of exponential times with rates exp(x)
-(https://arxiv.org/abs/1611.01144, the Gumbel-max trick in other words). The noise is Philox, a
-function of its counter, so that the draw is the same in every back end and batch.
+(the Gumbel-max trick in other words: Maddison, Tarlow, Minka, https://arxiv.org/abs/1411.0030). The
+noise is Philox, a function of its counter, so that the draw is the same in every back end and
+batch.
 
 A vocabulary does not fit into a program's registers, so nothing is sorted. Floats are ordered like
 integers once the negative ones' bits are flipped; a threshold on these 32-bit keys that keeps
@@ -46,7 +47,9 @@ def sample_reference(
     top_p: Tensor,
     noise: Tensor,
 ) -> Tensor:
-    """One row after the other in float64, by sorting. noise [R, V]: Exp(1) of every token."""
+    """`sample` of R rows, one after the other in float64, by sorting: logits [R, V] → int64 [R].
+
+    noise [R, V]: Exp(1) of every token, in place of the seeds."""
     tokens = []
     for row, t, k, p, q in zip(logits.double(), temperature, top_k, top_p, noise, strict=True):
         V = len(row)
@@ -69,7 +72,7 @@ def sample_reference(
 
 @triton.jit
 def scores_and_keys(LOGITS, token, V, best, temperature):
-    """log(p / largest p) of some tokens, float32 ≤ 0, and int32 keys in the same order; what is
+    """token [BLOCK] → log(p / largest p), float32 ≤ 0, and int32 keys in the same order; what is
     beyond V has the key below all others."""
     inside = token < V
     logit = tl.load(LOGITS + token, mask=inside, other=-float("inf")).to(tl.float32)
@@ -200,6 +203,8 @@ def draw(LOGITS, V, best, temperature, k, p, seed, output_index, BLOCK: tl.const
 
 
 class Tiles(NamedTuple):
+    """What the kernel is compiled for."""
+
     tokens: int  # BLOCK, a multiple of 4
     num_warps: int
 

@@ -5,7 +5,7 @@
 rest of the house can trust them.
 
 Letters used in every docstring: B requests, T tokens this step, S context, D model width,
-H query heads, K KV heads, C head dim, L layers, V vocabulary, P block size, N blocks.
+F MLP width, H query heads, K KV heads, C head dim, L layers, V vocabulary, P block size, N blocks.
 """
 
 from __future__ import annotations
