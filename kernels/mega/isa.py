@@ -76,8 +76,9 @@ class DecodeShape:
     """Everything about a decode step that its schedule and its compiled kernel depend on.
 
     Letters of the glossary: L layers, D hidden, F intermediate, H heads, K kv_heads, C head_dim,
-    V vocab. batch: B requests a step. splits: S, parts of a context that are attended to at once.
-    tile: rows of a weight tile. Raises `ValueError` for sizes that no schedule can cover.
+    V vocab. batch: B requests a step. splits: parts of a context that are attended to at once, S in
+    this package (and not the context). tile: rows of a weight tile. Raises `ValueError` for sizes
+    that no schedule can cover.
     """
 
     layers: int
@@ -117,6 +118,7 @@ class DecodeShape:
 
     @property
     def qkv_rows(self) -> int:
+        """(H + 2 K) · C, rows of W_qkv."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def tiles(self, op: Op) -> int:

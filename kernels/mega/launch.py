@@ -47,8 +47,8 @@ class MegakernelOptions:
     count launches instead. advance: the step leaves the next one's input behind, so that launches
     can follow each other without the host. write_logits: fill LOGITS. sample: honour temperatures
     (otherwise every request is greedy). trace: leave timestamps. patience: failed polls after
-    which a program stops waiting; a poll takes about a microsecond on a GPU. Prefetches and
-    timestamps are NVIDIA's; in the interpreter they do nothing.
+    which a program stops waiting: some seconds on a GPU, if a poll takes a microsecond (a guess).
+    Prefetches and timestamps are NVIDIA's; in the interpreter they do nothing.
     """
 
     prefetch_bytes: int = 65536 if NVIDIA else 0

@@ -24,9 +24,12 @@ TRITON_DTYPES = {
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of tiles: kernel.py's ROWS, BK, SLICES, BT, GP, and how it is compiled.
+    """Sizes of tiles, and how the kernel is compiled.
 
-    pad: to how many columns a batch is filled up for tensor cores, at least."""
+    rows, block_k (ROWS, BK): of a weight tile. slices (SLICES): parts its columns are cut into, one
+    a warp, 0 for one request. block_t (BT): positions of an attention tile. group (GP): the query
+    heads of a KV head, padded. pad: to how many columns a batch is filled up for tensor cores, at
+    least."""
 
     rows: int
     block_k: int

@@ -13,13 +13,14 @@ def add(commands: Any) -> None:
         commands,
         "bench BENCHMARK",
         lambda arguments: 2,  # argparse asks for a benchmark before this is called
-        summary="measure a server under load, or one decode step",
+        summary="measure a server under load, a decode step, or each kernel",
         about="Measurements that others can repeat: each says what ran where, with which seed, and "
         "writes one JSON format.",
         examples=[
             ("bench serve", "a server under load"),
             ("bench serve --help", "its options"),
             ("bench decode --ladder", "a decode step, from eager PyTorch to a megakernel"),
+            ("bench kernels", "each Triton kernel alone"),
         ],
         code=[("minifer/perf/bench.py", "how arms take turns, and the JSON format")],
     )
