@@ -58,6 +58,9 @@ def wrong_words(item: Instruction, schedule: Schedule) -> Iterator[str]:
         yield f"slot must be 0…{schedule.head_slots - 1}, got {item.split}"
     if op is Op.PICK and item.end != schedule.head_slots:
         yield f"must pick from all {schedule.head_slots} slots, picks from {item.end}"
+    for field, word in zip(item._fields, item, strict=True):
+        if not -(2**31) <= word < 2**31:
+            yield f"{field} must fit 32 bits, got {word}"
     words = (("wait", item.wait, "target", item.target),)
     for name, counter, what, number in (*words, ("signal", item.signal, "amount", item.amount)):
         if not -1 <= counter < counters:

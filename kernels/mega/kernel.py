@@ -116,6 +116,8 @@ def kernel(
         to = tl.load(item + 8)
         if to >= 0:
             signal(COUNTERS + to * STRIDE, tl.load(item + 9))
+        else:
+            tl.debug_barrier()  # a queue is an order too, and of all warps
         if TRACE:
             tl.store(mark + 2, nanoseconds())
         pc += 1

@@ -27,7 +27,8 @@ each synchronises with it (release and acquire patterns, and observation through
 in Lustig, Sahasrabuddhe, Giroux: "A Formal Analysis of the NVIDIA PTX Memory Consistency Model",
 ASPLOS 2019; scope gpu, since all programs are on one). Happens-before is therefore causality order
 in the PTX model, and by (4) it orders every conflicting pair: no race, and a read returns the last
-write before it.
+write before it. Within one program, which has many warps, a barrier stands at the end of each
+instruction, whether it signals or not.
 
 *It computes the right thing.* By (4) each read has the same last write before it as in the model's
 order; by (3) there is one, and the same instructions. Induction along the graph gives equal bits.

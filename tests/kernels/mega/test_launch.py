@@ -15,9 +15,12 @@ from minifer.kernels.aot_report import compile_kernels
 from minifer.kernels.mega.isa import Instruction, Op, buffers
 from minifer.kernels.mega.kernel import kernel
 from minifer.kernels.mega.launch import Megakernel, MegakernelError, MegakernelOptions
+from minifer.kernels.mega.mutants import mutate
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import decode_shape
 from minifer.kernels.mega.tiles import Tiles
+from minifer.kernels.mega.verify import verify
+from triton.runtime import interpreter
 
 CACHE = (6, 4, 2, 16)
 
@@ -171,6 +174,40 @@ def stuck(patience: int = 5) -> Lone:
     return Lone(items, options=MegakernelOptions(patience=patience))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("target-too-high", "swapped-waits", "waits-for-itself", "missing-signal"),
+        *("producer-behind-consumer", "split-count-mismatch"),
+    ],
+)
+def test_every_fault_that_hangs_ends_in_an_error(name):
+    """Also after an earlier launch, with counters that count on."""
+    sound = assign(build(decode_shape(CONFIG, 2, 2), 2), 1)
+    options = MegakernelOptions(patience=3, epochs=True)
+    machine = make(batch=2, splits=2, schedule=mutate(name, sound), options=options)
+    for _ in range(2):
+        machine.launch()
+        with pytest.raises(MegakernelError, match="program 0 gave up at its instruction"):
+            machine.check()
+
+
+def test_a_barrier_of_all_warps_ends_every_instruction(monkeypatch):
+    """Also of those that signal nobody: the next one of the queue may need no wait."""
+    barriers = []
+    monkeypatch.setattr(
+        interpreter.interpreter_builder, "create_barrier", lambda: barriers.append(1), raising=False
+    )
+    graph = build(decode_shape(CONFIG), 1)
+    alone = tuple(
+        item._replace(wait=-1, target=0, signal=-1, amount=0) for item in graph.instructions
+    )
+    schedule = Schedule(graph.shape, (alone,), (), graph.head_slots)
+    assert verify(schedule).ok
+    make(schedule=schedule).launch()
+    assert len(barriers) >= len(alone)
+
+
 def test_a_program_that_waits_in_vain_gives_up_and_says_where():
     lone = stuck()
     lone.machine.launch()
@@ -221,11 +258,17 @@ def test_what_the_compiler_makes_of_llama_1b_on_an_h100():
     assert not row.error
     assert row.spills == 0 and row.stack_bytes == 0
     assert row.shared_bytes <= row.shared_limit
+    text = row.asm["ptx"]
+    last_prefetch_to_wait = r"prefetch\.global\.L2((?:(?!prefetch\.global).)*?)acquire"
+    before_waits = re.findall(last_prefetch_to_wait, text, re.DOTALL)
+    assert len(before_waits) == 5
+    for part in before_waits:  # what others write is asked for after the wait
+        kinds = set(re.findall(r"ld\.global[\w.:]*|cp\.async[\w.]*|st\.global[\w.]*", part))
+        assert all("evict_first" in kind or kind.startswith("ld.global.gpu.") for kind in kinds)
     order = re.findall(
-        r"prefetch\.global\.L2|ld\.global\S*evict_first\S*v4|acquire|cp\.async\.cg|release",
-        row.asm["ptx"],
+        r"prefetch\.global\.L2|ld\.global\S*evict_first\S*v4|acquire|cp\.async\.cg", text
     )
     kinds = [kind for kind, _ in itertools.groupby(re.sub(r"ld\S*", "load", x) for x in order)]
     product = ["prefetch.global.L2", "load", "acquire", "cp.async.cg"]
     assert kinds[:20] == product * 5
-    assert "release" in kinds[20:]
+    assert text.count(".release.") == 1

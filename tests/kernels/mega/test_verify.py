@@ -64,6 +64,8 @@ def change(schedule: Schedule, kind: Op, **words: int) -> Schedule:
         (Op.DOWN, {"wait": 99}, "wait must be a counter, 0…"),
         (Op.DOWN, {"signal": -2}, "or -1 for none, got -2"),
         (Op.DOWN, {"target": 0}, "target of counter gate_up[0] must be at least 1, got 0"),
+        (Op.OUTPUT, {"row": 2**31}, "row must fit 32 bits, got 2147483648"),
+        (Op.PICK, {"amount": -(2**31) - 1}, "amount must fit 32 bits, got -2147483649"),
         (Op.DOWN, {"amount": -1}, "amount of counter down[0] must be at least 1, got -1"),
     ],
 )
@@ -71,6 +73,21 @@ def test_words_out_of_range(op, words, text):
     report = verify(change(tiny(), op, **words))
     assert text in report.errors[0]
     assert not report.ok
+
+
+def test_a_target_beyond_32_bits_is_refused_though_all_join():
+    """The kernel's words and counters have 32 bits."""
+    schedule = tiny(1)
+    counter = schedule.counters.index("qkv[0]")
+    queue = [
+        item._replace(
+            amount=2**31 if item.signal == counter else item.amount,
+            target=2**31 if item.wait == counter else item.target,
+        )
+        for item in schedule.queues[0]
+    ]
+    errors = verify(put(schedule, 0, *queue)).errors
+    assert "amount must fit 32 bits, got 2147483648" in errors[0]
 
 
 @pytest.mark.parametrize(
