@@ -72,7 +72,11 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
 ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "dtype": ("", "numbers to compute with; auto: float32 on a CPU, else the model's"),
     "device": ("NAME", "auto, cpu, cuda, cuda:1, …"),
-    "backend": ("", "who runs the operations"),
+    "backend": (
+        "",
+        "who runs the operations: PyTorch, our Triton kernels one by one, or the megakernel for "
+        "decode steps; the last two are slow on a CPU, where kernels are interpreted",
+    ),
     "max_num_seqs": ("N", "sequences in one step"),
     "max_num_batched_tokens": ("N", "token budget of one step"),
     "max_prefill_chunk": ("N", "tokens of one prompt in one step; none: the whole budget"),

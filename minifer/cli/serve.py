@@ -126,7 +126,9 @@ def _load(config: EngineConfig, settings: Any) -> tuple[AsyncLLM, Any]:
     if settings.served_model_name is None:
         name = loaded.path.name.removesuffix(".gguf") if config.model == "default" else config.model
         settings = replace(settings, served_model_name=str(name))
-    return AsyncLLM(engine=Engine.from_loaded(loaded, config)), settings
+    llm = AsyncLLM(engine=Engine.from_loaded(loaded, config))
+    session.note_interpreter(config.backend)
+    return llm, settings
 
 
 def _print_welcome(url: str, settings: Any) -> None:

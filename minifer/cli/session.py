@@ -35,7 +35,21 @@ def open_llm(arguments: argparse.Namespace) -> Iterator[LLM]:
     with LLM(arguments.model, **options) as llm:
         if llm.notice:
             note(llm.notice)
+        note_interpreter(options.get("backend", "torch"))
         yield llm
+
+
+def note_interpreter(backend: str) -> None:
+    """Once the back end has been made: tell a user who waits why."""
+    if backend == "torch":
+        return
+    from minifer.kernels.compat import INTERPRETED  # triton, which the back end has imported
+
+    if INTERPRETED.value:
+        note(
+            f"--backend {backend} runs in Triton's interpreter here: to see that it is right, at "
+            "seconds a token or more; --backend torch is fast"
+        )
 
 
 def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:

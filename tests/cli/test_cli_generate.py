@@ -47,6 +47,18 @@ def test_prints_what_the_library_generates_and_nothing_else(
     assert err == ""
 
 
+def test_interpreted_kernels_give_the_same_tokens_and_say_why_they_are_slow(
+    model_folder: Path, capsys: Capture
+) -> None:
+    arguments = ("hello", "--max-tokens", "3")
+    assert generate(model_folder, *arguments) == 0
+    expected = capsys.readouterr().out
+    assert generate(model_folder, *arguments, "--backend", "megakernel") == 0
+    out, err = capsys.readouterr()
+    assert out == expected
+    assert "Triton's interpreter" in err and "--backend torch" in err
+
+
 def test_raw_sends_the_prompt_as_it_is(model_folder: Path, capsys: Capture) -> None:
     generate(model_folder, "hello", "--json", "--raw", "--max-tokens", "1")
     assert json.loads(capsys.readouterr().out)["prompt_token_ids"] == list(b"hello")
