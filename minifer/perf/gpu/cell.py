@@ -62,7 +62,8 @@ class Cell:
         return decode_cost(self.config, self.batch, self.context).total()
 
     def __str__(self) -> str:
-        depth = "" if self.layers is None else f", {self.layers} layers only"
+        plural = "" if self.layers == 1 else "s"
+        depth = "" if self.layers is None else f", {self.layers} layer{plural} only"
         return f"{self.model}, batch {self.batch}, context {self.context}{depth}"
 
 

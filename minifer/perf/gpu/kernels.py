@@ -200,7 +200,11 @@ def table(result: Mapping[str, Any]) -> str:
     lines = [row_line(KernelRow(**row)) for row in result["rows"]]
     copy = result["bandwidth"]["copy"] / 1e9
     header = f"{'kernel':34}{'MB':>9}{'µs':>9}{'GB/s':>8}{'copy':>7}{'error':>10}"
-    return "\n".join([header, *lines, "", f"measured copy bandwidth: {copy:,.0f} GB/s"])
+    legend = (
+        "MB: read and written; copy: share of the copy bandwidth, as measured "
+        f"{copy:,.0f} GB/s;\nerror: rms of the difference to float32 ÷ rms of the result"
+    )
+    return "\n".join([header, *lines, "", legend])
 
 
 def row_line(row: KernelRow) -> str:

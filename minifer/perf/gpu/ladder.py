@@ -178,6 +178,8 @@ def table(ladder: Ladder) -> str:
     against = f"; datasheet {sheet / 1e9:,.0f} GB/s" if sheet else ""
     lines += [
         "",
+        "µs/step: median; copy: share of the copy bandwidth; launch: by the host, a step; max |Δ|:",
+        "of logits to float32; ÷eager: their rms error, eager's is 1; agree: equal greedy tokens",
         f"measured bandwidth: copy {b.copy / 1e9:,.0f} GB/s, read {b.read / 1e9:,.0f} GB/s"
         f"{against}; {where}; {versions}",
     ]
@@ -197,7 +199,8 @@ def line(row: Row) -> str:
     cells = [row.rung]
     if row.seconds is not None and row.bytes_per_second is not None and row.of_copy is not None:
         cells += [f"{row.seconds['median'] * 1e6:.1f}", f"{row.seconds['iqr'] * 1e6:.1f}"]
-        cells += [f"{row.bytes_per_second / 1e9:.0f}", f"{row.of_copy:.0%}"]
+        rate = row.bytes_per_second / 1e9
+        cells += [f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}", f"{row.of_copy:.0%}"]
     else:
         cells += ["–"] * 4
     cells.append(f"{row.launches['host']:.0f}" if row.launches else "–")

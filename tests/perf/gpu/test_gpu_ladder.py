@@ -332,7 +332,7 @@ def test_bytes_a_second_are_weights_and_kv_over_the_median() -> None:
 def test_the_table_has_a_line_for_every_rung() -> None:
     ladder = climbed(rung("right", eager), rung("crashes", fails(RuntimeError("boom"))))
     text = table(ladder)
-    assert "minifer-tiny, batch 2, context 37, 1 layers only" in text
+    assert "minifer-tiny, batch 2, context 37, 1 layer only" in text
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["eager", "right", "crashes"]
     assert "failed; RuntimeError: boom" in text and "copy 1 GB/s, read 2 GB/s" in text
 
