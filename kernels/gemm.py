@@ -8,8 +8,11 @@ the tiles of Y are numbered in groups of GROUP tiles down, then one to the right
 Y needs fewer rows of X and W than a long row of it, and they stay in L2
 (https://triton-lang.org/main/getting-started/tutorials/03-matrix-multiplication.html).
 
-16-bit operands are multiplied on tensor cores, float32 exactly on the others. The sum is float32;
-bias and residual are added to it before the one rounding.
+16-bit operands are multiplied on tensor cores, float32 in full precision without them. The sum is
+float32; bias and residual are added to it before the one rounding.
+
+Price: a tile at the edge computes rows and columns that are not there, and loads of weights do not
+overlap the kernel before (`pdl` overlaps the launch alone).
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ def gemm_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """A tile [BM, BN] of OUT [T, N] a program, in steps of BK columns of X [T, K] and W [N, K]."""
     if PDL:
         launch_dependents()
         wait_for_launcher()
@@ -131,9 +135,10 @@ def gemm(
 ) -> Tensor:
     """x [T, in], weight [out, in], bias [out], residual [T, out] → [T, out].
 
-    All in one dtype, float32, bfloat16 or float16; products of float32 are exact, sums are float32
-    and rounded once. pdl: programmatic dependent launch, see `gemv`; the launch overlaps, loads of
-    weights do not. Raises `ValueError` for shapes, dtypes, devices or strides that do not fit.
+    All in one dtype, float32, bfloat16 or float16; float32 is multiplied as it is, not as
+    TF32; sums are float32 and rounded once. pdl: programmatic dependent launch, see `gemv`; the
+    launch overlaps, loads of weights do not. Raises `ValueError` for shapes, dtypes, devices or
+    strides that do not fit.
     """
     check_product(x, weight, bias, residual)
     T, (N, K) = x.shape[0], weight.shape

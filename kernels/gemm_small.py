@@ -2,9 +2,10 @@
 
     Y[t, n] = Σ_k X[t, k] · W[n, k] (+ bias[n]) (+ residual[t, n])     X [T, in], W [out, in]
 
-With T multiply-adds a weight, a GPU without tensor cores would need most of its arithmetic for
-T = 8 and more than it has for 16. A tensor core multiplies matrices of at least 16 rows, and T is
-less. So the weights are the rows: W [BN, k] · Xᵀ [k, T], with T padded by zeros to BT.
+Each 2 bytes of weights take T multiply-adds. Without tensor cores an H100 has 20 FLOPs for each
+byte that it reads (67 TFLOP/s of float32, 3.35 TB/s, NVIDIA's datasheet): T = 16 would need 16 of
+them, conversions and loads not counted. A tensor core multiplies matrices of at least 16 rows, and
+T is less. So the weights are the rows: W [BN, k] · Xᵀ [k, T], with T padded by zeros to BT.
 
 A tile of 16 rows is one matrix instruction wide, too narrow for the 8 warps of a program: they
 would all compute the same. So `in` is cut: a tile [BN, BK] becomes NS slices [BN, BK / NS], one
@@ -81,6 +82,8 @@ def gemm_small_kernel(
     BN: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, NS: tl.constexpr,
     STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """BN columns of OUT [T, N] a program: tiles [BN, BK] of W [N, K] in NS slices times those of
+    X [T, K], T padded to BT."""
     if PDL:
         launch_dependents()
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -123,9 +126,9 @@ def gemm_small(
 ) -> Tensor:
     """x [T, in], T ≤ 16, weight [out, in], bias [out], residual [T, out] → [T, out].
 
-    All in one dtype, float32, bfloat16 or float16; products of float32 are exact, sums are float32
-    and rounded once. pdl: programmatic dependent launch, see `gemv`. Raises `ValueError` for
-    shapes, dtypes, devices or strides that do not fit.
+    All in one dtype, float32, bfloat16 or float16; float32 is multiplied as it is, not as
+    TF32; sums are float32 and rounded once. pdl: programmatic dependent launch, see `gemv`. Raises
+    `ValueError` for shapes, dtypes, devices or strides that do not fit.
     """
     check_product(x, weight, bias, residual, MOST_ROWS)
     T, (N, K) = x.shape[0], weight.shape

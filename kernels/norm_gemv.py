@@ -3,8 +3,8 @@
     h[t] = norm · round(X[t] / sqrt(mean(X[t]²) + eps))             X [T, D], norm [D]
     Y[t, n] = Σ_k h[t, k] · W[n, k] (+ bias[n])                     W [out, D], Y [T, out]
 
-A norm of its own would be a launch, a write and a read of X, for a few microseconds in which no
-weight is read. Here every program computes the mean itself while its first weights are on their
+A norm of its own would be a launch, a write and a read of X, and meanwhile no weight would be
+read. Here every program computes the mean itself while its first weights are on their
 way, and norms each slice of X as it multiplies it. One row is multiplied as in `gemv`, up to 16 as
 in `gemm_small`.
 

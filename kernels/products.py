@@ -81,8 +81,8 @@ def choose_tiles(choice: TileChoice, weight: Tensor) -> Tiles:
 
 
 def dot_dtype(dtype: torch.dtype) -> tl.dtype:
-    """What `tl.dot` multiplies in: 16-bit operands on tensor cores; float32 is exact, and all that
-    the interpreter can do with bfloat16."""
+    """What `tl.dot` multiplies: 16-bit operands on tensor cores, else float32. In the interpreter
+    always float32, because its bfloat16 products are wrong."""
     if INTERPRETED.value or dtype == torch.float32:
         return tl.float32
     return tl.bfloat16 if dtype == torch.bfloat16 else tl.float16

@@ -5,8 +5,9 @@
 Every program, one a streaming multiprocessor, walks its own queue of instructions (`isa.py`); a
 program knows nothing of the others but the counters they raise. There is no barrier across the
 grid and no second launch. What is paid for that: all programs must be resident at once, and each
-instruction costs a wait and a signal, about a microsecond on a GPU, where a launch in a CUDA graph
-costs about as much.
+instruction costs a fetch, a wait and a signal. What these take is not measured yet; if it is as
+much as the gap between two kernels of a CUDA graph (1.3 µs on an H100, HazyResearch, "Look Ma, No
+Bubbles!", May 2025), only the waiting for whole grids is saved.
 
 The slow twin of the whole is the reference machine (`reference_vm.py`), and in the end the model
 itself in plain torch.

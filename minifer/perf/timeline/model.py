@@ -161,13 +161,13 @@ class Timeline:
         if self.overhead is None:
             return {"work": work, "wait": 1 - work}
         overhead = self.overhead * len(self.spans) / total
-        dark = _Dark(self.streaming)
+        idle = _IdleMemory(self.streaming)
         ended = [0.0] * self.programs
         bubble = 0.0
         for span in self.spans:
-            bubble += dark.between(span.idle_from, span.start)
+            bubble += idle.between(span.idle_from, span.start)
             ended[span.program] = max(ended[span.program], span.end)
-        bubble += sum(dark.between(end, self.seconds) for end in ended)  # nothing left to do
+        bubble += sum(idle.between(end, self.seconds) for end in ended)  # nothing left to do
         return {
             "stream": work - overhead,
             "overhead": overhead,
@@ -176,7 +176,7 @@ class Timeline:
         }
 
 
-class _Dark:
+class _IdleMemory:
     """Time without any stream, as a running sum."""
 
     def __init__(self, streaming: Sequence[tuple[float, int]]) -> None:
