@@ -136,7 +136,7 @@ def flash_attention_kernel(
     query = tile_start + row // G
     inside = ((row < BM // G * G) & (query < queries))[:, None] & (column < C)[None, :]
     token, head = start.to(tl.int64) + query, kv_head * G + row % G
-    pointers = QUERY + (token * query_t + head * query_h)[:, None] + column[None, :]
+    pointers = QUERY + (token * query_t + head.to(tl.int64) * query_h)[:, None] + column[None, :]
     q = tl.load(pointers, mask=inside, other=0.0).to(DOT)
     position = length - queries + query
 

@@ -108,6 +108,8 @@ def gemv(
     if out is None:
         out = x.new_empty(shape)
     check_tensor("out", out, shape, [x.dtype], like=x)
+    if N == 0:
+        return out
     if tiles is None:
         tiles = choose_tiles(gemv_tiles, weight)
     gemv_kernel[(triton.cdiv(N, tiles.rows),)](

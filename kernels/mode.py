@@ -36,12 +36,22 @@ def prepare(device: str) -> None:
             f'Triton kernels run on Linux only, this is {sys.platform!r}: use backend="torch"'
         )
     on_cpu = device.startswith("cpu")
+    if not on_cpu and not device.startswith("cuda"):
+        raise ValueError(
+            f'Triton kernels run on "cpu" or "cuda", got {device!r}: use backend="torch"'
+        )
     if "triton" not in sys.modules:
         if on_cpu:
             os.environ["TRITON_INTERPRET"] = "1"
-        elif device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") == "1":
+        elif os.environ.get("TRITON_INTERPRET") == "1":
             raise ValueError("TRITON_INTERPRET must not be 1 for kernels on a GPU, got 1: unset it")
-    from minifer.kernels.compat import INTERPRETED
+    try:
+        from minifer.kernels.compat import INTERPRETED
+    except ImportError as error:
+        raise ValueError(
+            f"kernels need triton, which cannot be imported ({error}): run `pip install "
+            '"triton>=3.6"`, or use backend="torch"'
+        ) from error
 
     if on_cpu and not INTERPRETED.value:
         raise ValueError(

@@ -122,7 +122,7 @@ def paged_decode_kernel(
     row, column = tl.arange(0, BM), tl.arange(0, WIDTH)
     inside = (row < G)[:, None] & (column < C)[None, :]
     head = kv_head * G + row
-    pointers = QUERY + request.to(tl.int64) * query_b + (head * query_h)[:, None]
+    pointers = QUERY + request.to(tl.int64) * query_b + (head.to(tl.int64) * query_h)[:, None]
     q = tl.load(pointers + column[None, :], mask=inside, other=0.0).to(DOT)
 
     seen = tl.maximum(length - window, 0)  # the first position that the query sees

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from minifer.kernels.checks import check_tensor
+from minifer.kernels.checks import check_range, check_tensor
 from torch import Tensor
 
 _GROUPS = {8: (32, 64, 128), 4: (32, 64)}
@@ -33,7 +33,7 @@ def quantize_int8(weight: Tensor, group: int | None = None) -> QuantizedWeight:
     """weight [out, in] → symmetric codes, round(w / scale) with scale = max |w| / 127.
 
     Scales are of weight's dtype; a code is off by half a scale at most. Raises `ValueError` for a
-    group that does not divide `in`.
+    group that does not divide `in`, and for a weight that is not finite.
     """
     grouped = _grouped(weight, group, 8)
     scales = _scales(grouped.abs().amax(-1), 127, weight.dtype)
@@ -45,7 +45,7 @@ def quantize_int4(weight: Tensor, group: int = 32, symmetric: bool = False) -> Q
     """weight [out, in] → codes 0 … 15 that span each group's least to greatest weight and 0.
 
     symmetric: zero is 8 and scale max |w| / 7. Raises `ValueError` for a group that is not 32 or 64
-    or does not divide `in`.
+    or does not divide `in`, and for a weight that is not finite.
     """
     grouped = _grouped(weight, group, 4)
     if symmetric:
@@ -57,15 +57,20 @@ def quantize_int4(weight: Tensor, group: int = 32, symmetric: bool = False) -> Q
         zeros = (-low / scales.float()).round().clamp(0, 15)
     codes = (grouped / scales.float()[..., None]).round() + zeros[..., None]
     low_half, high_half = codes.clamp(0, 15).to(torch.uint8).chunk(2, dim=-1)
-    packed = (low_half | high_half << 4).reshape(weight.shape[0], -1)
+    packed = (low_half | high_half << 4).reshape(weight.shape[0], weight.shape[1] // 2)
     return QuantizedWeight(packed, scales, None if symmetric else zeros.to(torch.uint8), group)
 
 
 def _grouped(weight: Tensor, group: int | None, bits: int) -> Tensor:
     """weight [out, in] → float32 [out, groups, group]."""
     check_tensor("weight", weight, [None, None])
-    check_group(group, weight.shape[1], bits)
-    return weight.float().view(weight.shape[0], -1, group or weight.shape[1])
+    out, width = weight.shape
+    check_range("the last dimension of weight", width, 1)
+    check_group(group, width, bits)
+    if not weight.isfinite().all():
+        raise ValueError("weight must be finite: a NaN or an infinity has no code")
+    group = group or width
+    return weight.float().view(out, width // group, group)
 
 
 def _scales(span: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
@@ -83,12 +88,12 @@ def dequantize(
     """The weight [out, in] that the codes stand for."""
     out, groups = scales.shape
     if packed.dtype == torch.int8:
-        codes = packed.view(out, groups, -1).to(dtype)
+        codes = packed.view(out, groups, packed.shape[1] // groups).to(dtype)
     else:
-        halves = packed.view(out, groups, -1)
+        halves = packed.view(out, groups, packed.shape[1] // groups)
         codes = torch.cat((halves & 15, halves >> 4), dim=-1).to(dtype)
         codes = codes - (8 if zeros is None else zeros.to(dtype)[..., None])
-    return (codes * scales.to(dtype)[..., None]).view(out, -1)
+    return (codes * scales.to(dtype)[..., None]).flatten(1)
 
 
 def check_group(group: int | None, width: int, bits: int) -> None:

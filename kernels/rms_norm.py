@@ -62,7 +62,7 @@ def rms_norm_kernel(
         wait_for_launcher()
     inside = (row < rows)[:, None] & (column < D)[None, :]
     dense = row.to(tl.int64)[:, None] * D + column[None, :]
-    start = (row // inner).to(tl.int64) * stride_outer + (row % inner) * stride_inner
+    start = (row // inner).to(tl.int64) * stride_outer + (row % inner).to(tl.int64) * stride_inner
     x = tl.load(X + start[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL is not None:
         x += tl.load(RESIDUAL + dense, mask=inside, other=0.0).to(tl.float32)
@@ -116,14 +116,20 @@ def add_rms_norm(
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`rms_norm` of x + residual [..., D], and the sum itself; both of x's dtype."""
+    check_tensor("x", x, _any_shape(x), contiguous=False)
     check_tensor("residual", residual, x.shape, (x.dtype,), like=x)
     return _launch(x, residual, weight, eps, pdl, tiles)
+
+
+def _any_shape(x: Tensor) -> list[None]:
+    """Of one dimension at least; what is no tensor is left to `check_tensor`."""
+    return [None] * max(x.dim() if isinstance(x, Tensor) else 1, 1)
 
 
 def _launch(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, pdl: bool, tiles: Tiles | None
 ) -> tuple[Tensor, Tensor]:
-    check_tensor("x", x, [None] * max(x.dim(), 1), contiguous=False)
+    check_tensor("x", x, _any_shape(x), contiguous=False)
     D = x.shape[-1]
     check_range("the last dimension of x", D, 1, MAX_WIDTH)
     check_tensor("weight", weight, [D], like=x)

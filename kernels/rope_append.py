@@ -104,13 +104,13 @@ def rope_append_kernel(
     if program < query_programs:
         row = program * ROWS + tl.arange(0, ROWS)
         inside = (row < tokens * H)[:, None] & (column < HALF)[None, :]
-        token = (row // H).to(tl.int64)
-        a, b = half_heads(QUERY, token * query_t + row % H * query_h, column, inside, HALF)
+        token, head = (row // H).to(tl.int64), (row % H).to(tl.int64)
+        a, b = half_heads(QUERY, token * query_t + head * query_h, column, inside, HALF)
         a, b = rotate(a, b, COS, SIN, token, column, inside, HALF)
         store_halves(OUT, row.to(tl.int64) * (2 * HALF), column, inside, a, b, HALF)
     else:
         row = (program - query_programs) * ROWS + tl.arange(0, ROWS)
-        token, head = (row // K).to(tl.int64), row % K
+        token, head = (row // K).to(tl.int64), (row % K).to(tl.int64)
         slot = tl.load(SLOTS + token, mask=row < tokens * K, other=-1).to(tl.int64)
         inside = (slot >= 0)[:, None] & (column < HALF)[None, :]
         target = (slot * K + head) * (2 * HALF)

@@ -88,6 +88,14 @@ def test_no_rows_give_no_rows(dtype):
         assert out.shape == (0, width) and out.dtype == dtype
 
 
+@pytest.mark.parametrize("rows", [1, 2, 17])
+def test_a_weight_of_no_rows_gives_nothing(rows):
+    x, norm, _, _ = operands(rows)
+    weight = x.new_empty(0, x.shape[1])
+    assert products.linear(x, weight).shape == (rows, 0)
+    assert products.norm_linear(x, norm, EPS, weight).shape == (rows, 0)
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_vector_is_refused(name):
     x, norm, weight, _ = operands(1)

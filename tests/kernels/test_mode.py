@@ -48,6 +48,19 @@ def test_a_gpu_after_the_interpreter_was_chosen_says_so():
         mode.prepare("cuda:1")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_triton_it_says_how_to_get_it(device):
+    message = last_line("import sys\nsys.modules['triton'] = None\n" + PREPARE.format(device))
+    assert message.startswith("ValueError: kernels need triton, which cannot be imported")
+    assert message.endswith('run `pip install "triton>=3.6"`, or use backend="torch"')
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "xpu:0"])
+def test_another_kind_of_device_is_refused(device):
+    with pytest.raises(ValueError, match=f'run on "cpu" or "cuda", got {device!r}'):
+        mode.prepare(device)
+
+
 def test_elsewhere_than_on_linux_it_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ValueError, match="run on Linux only, this is 'darwin'"):

@@ -154,6 +154,24 @@ def test_what_cannot_be_quantised_is_refused(group, width):
         quantize_int4(torch.ones(2, width), group)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_without_a_code_is_refused(kind, value):
+    weight = torch.ones(2, 128)
+    weight[1, 70] = value
+    with pytest.raises(ValueError, match="weight must be finite"):
+        KINDS[kind](weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_to_quantise(kind):
+    quantized = KINDS[kind](torch.ones(0, 128))
+    assert dequantize(*quantized).shape == (0, 128)
+    assert quantized_gemv(torch.ones(1, 128), *quantized).shape == (1, 0)
+    with pytest.raises(ValueError, match="last dimension of weight must be at least 1, got 0"):
+        KINDS[kind](torch.ones(2, 0))
+
+
 def test_cost_counts_packed_bytes():
     cost = quantized_gemv_cost(1, 2048, 3072, 4, 32, zeros=True)
     assert cost.weight_bytes == 3072 * (2048 / 2 + 64 * 3)

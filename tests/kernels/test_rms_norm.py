@@ -104,6 +104,7 @@ def test_no_rows_and_one_dimension():
         ((torch.ones(2, 0), torch.ones(0)), "the last dimension of x must be from 1 to 65536"),
         ((torch.ones(1, MAX_WIDTH + 1), torch.ones(1)), "must be from 1 to 65536, got 65537"),
         ((torch.ones(2, 3), torch.ones(3, device="meta")), "weight must be on cpu, got meta"),
+        (([1.0], torch.ones(1)), "x must be a tensor, got list"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, complaint):
