@@ -7,6 +7,7 @@ and atomic before it happens, and leaves to that somebody when each program runs
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from minifer.kernels.compat import INTERPRETED, TRITON_VERSION
 
 _LOAD, _STORE, _ATOMIC = "create_masked_load", "create_masked_store", "create_atomic_rmw"
 _UNKNOWN = tuple(f"create_atomic_{what}" for what in ("cas", "load", "store", "poll"))
+_alone = threading.Lock()  # the interpreter has one builder, which is exchanged during a launch
 
 
 class Watcher(Protocol):
@@ -66,7 +68,23 @@ def launch(
     watcher: Watcher,
 ) -> None:
     """The interpreter converts the arguments and calls the kernel's body once; that call becomes
-    one of each program. Raises what the kernel raises."""
+    one of each program. Raises what the kernel raises, and `RuntimeError` while another launch of
+    this process is watched."""
+    if not _alone.acquire(blocking=False):
+        raise RuntimeError("the co-simulator watches one launch at a time: wait for the other")
+    try:
+        _launch(kernel, num_programs, args, options, watcher)
+    finally:
+        _alone.release()
+
+
+def _launch(
+    kernel: Any,
+    num_programs: int,
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    watcher: Watcher,
+) -> None:
     from triton.runtime import interpreter
 
     builder, body = interpreter.interpreter_builder, kernel.rewrite()
@@ -85,14 +103,14 @@ def launch(
         watcher.run(lambda: body(**arguments), lambda i: builder.set_grid_idx(i, 0, 0))
 
     hooks = _hooks(builder, watcher)
-    vars(builder).update(hooks)
-    interpreter._patch_lang = once
     try:
+        vars(builder).update(hooks)
+        interpreter._patch_lang = once
         interpreter.GridExecutor(_Body(body, programs), kernel.arg_names, (1,))(*args, **options)
     finally:
         interpreter._patch_lang = make_language_ours
         for name in hooks:
-            vars(builder).pop(name)
+            vars(builder).pop(name, None)
 
 
 def _hooks(builder: Any, watcher: Watcher) -> dict[str, Callable[..., Any]]:

@@ -96,8 +96,9 @@ def cosimulate(
     read them first is an error. The tensors are changed as by a launch; after a deadlock, or when
     max_steps run out, as far as it went.
 
-    Raises `ValueError` for num_programs below 1 or an interpreter that cannot do it, and whatever
-    the kernel raises, with what was found before that in the exception's notes.
+    Raises `ValueError` for num_programs below 1 or an interpreter that cannot do it, `RuntimeError`
+    while another co-simulation runs in this process, and whatever the kernel raises, with what was
+    found before that in the exception's notes.
     """
     if num_programs < 1:
         raise ValueError(f"num_programs must be at least 1, got {num_programs}")
@@ -162,6 +163,7 @@ class _Run:
         self.live = list(range(self.num_programs))
         self.spins = [_Spin() for _ in self.live]
         self._turns = [threading.Semaphore(0) for _ in self.live]
+        self._ended = [threading.Event() for _ in self.live]
         self._random = random.Random(self.how.seed)
         self._order = self._random.sample(self.live, len(self.live))
 
@@ -182,14 +184,19 @@ class _Run:
             thread.start()
         try:
             self._give(self._choose(None))
-            for thread in threads:
-                thread.join()
+            self._wait_for_all()
         finally:
             self.stop()
+            self._wait_for_all()
             for thread in threads:
                 thread.join()
         if self.failure is not None:
             raise self.failure
+
+    def _wait_for_all(self) -> None:
+        """Not `join`: a join that Ctrl-C interrupts takes its thread for ended (Python 3.11)."""
+        for ended in self._ended:
+            ended.wait()
 
     def stop(self) -> None:
         """Every program ends at its next step."""
@@ -210,6 +217,8 @@ class _Run:
         except BaseException as error:  # it is the launching thread's
             self.failure = self.failure or error
             self.stop()
+        finally:
+            self._ended[me].set()
 
     def _wait_for_turn(self, me: int) -> None:
         self._turns[me].acquire()

@@ -1,8 +1,11 @@
 """The co-simulator on small kernels: what is sound passes in every interleaving, each fault is
-found, and nothing of a run is left behind. The megakernel itself: `test_cosim_mega.py`."""
+found, and nothing of a run is left behind. The megakernel itself:
+`mega/test_watched_step.py`."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
@@ -10,6 +13,7 @@ import cosim_helpers as kernels
 import numpy as np
 import pytest
 import torch
+from minifer.kernels.cosim import simulate
 from minifer.kernels.cosim.footprints import Listing
 from minifer.kernels.cosim.interpreter_hooks import unsupported
 from minifer.kernels.cosim.simulate import CosimResult, Interleaving, cosimulate
@@ -298,6 +302,52 @@ def test_an_error_in_one_program_ends_all_of_them_and_nothing_is_left_behind() -
     out = numbers(1)
     kernels.same_element[(3,)](out, 1)  # the interpreter as it was: one after the other
     assert out.item() == 2
+
+
+def test_an_interrupt_ends_all_programs_and_nothing_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton.runtime import interpreter
+
+    before, patch = dict(vars(interpreter.interpreter_builder)), interpreter._patch_lang
+    threads, step = threading.active_count(), simulate._Run.step
+
+    def interrupted(self: simulate._Run) -> None:
+        if self.steps == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        step(self)
+
+    monkeypatch.setattr(simulate._Run, "step", interrupted)
+    arguments = (numbers(4), numbers(4), counters(), 4, "plain load", 1)
+    with pytest.raises(KeyboardInterrupt):  # it would spin for ever
+        late = Interleaving("priority", starve=0, preempt=0)
+        run(kernels.hand_over, 2, *arguments, how=late, max_steps=10**9)
+    assert threading.active_count() == threads
+    assert interpreter._patch_lang is patch
+    assert not set(vars(interpreter.interpreter_builder)) - set(before) - {"grid_idx", "grid_dim"}
+    monkeypatch.undo()
+    assert run(kernels.hand_over, 2, *arguments[:4], "acquire", 1, how=Interleaving()).ok
+
+
+def test_a_second_run_meanwhile_is_refused_and_harms_neither() -> None:
+    refused = []
+
+    def second(program: int, place: int) -> tuple[dict, dict]:
+        if not refused:
+            with pytest.raises(RuntimeError, match="watches one launch at a time") as caught:
+                run(kernels.same_element, 2, numbers(1), 1, how=Interleaving())
+            refused.append(caught.value)
+        return {}, {}
+
+    listing = Listing(
+        counters(12).view(2, 3, 2), frozenset(), second, str, lambda *_: None, lambda *_: ""
+    )
+    arguments = (numbers(4), numbers(4), counters(), 4, "acquire", 1)
+    assert run(kernels.hand_over, 2, *arguments, how=Interleaving(), listing=listing).ok
+    assert refused
+    assert run(
+        kernels.hand_over, 2, *arguments[:2], counters(), *arguments[3:], how=Interleaving()
+    ).ok
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -92,6 +92,25 @@ def test_steps_follow_each_other_without_a_memset() -> None:
     assert step.megakernel.generated[0, :2].tolist() == step.prompts[0][-2:]
 
 
+@pytest.mark.parametrize(
+    ("splits", "requests", "options"),
+    [
+        (1, 1, MegakernelOptions(sample=True, advance=True, epochs=True)),
+        (2, 1, MegakernelOptions(sample=True, write_logits=False)),
+        (1, 2, MegakernelOptions(sample=True, advance=True, write_logits=False)),
+        (2, 2, MegakernelOptions(advance=True, epochs=True, write_logits=False)),
+    ],
+)
+def test_no_switch_makes_an_instruction_touch_what_it_does_not_declare(
+    splits: int, requests: int, options: MegakernelOptions
+) -> None:
+    """Draws read the output index, which PICK moves on; a request of two may be padding."""
+    plan = schedule(2, splits, 2, config=NARROW)
+    step = tiny_step(plan, requests=requests, options=options, config=NARROW)
+    step.megakernel.kernel_args()["TEMPERATURE"].fill_(0.7)
+    assert cosimulate_step(step.megakernel, Interleaving("random", 5)).reasons == ()
+
+
 def test_a_step_has_the_same_bits_in_every_interleaving() -> None:
     plan, logits = schedule(1, 1, 2, config=NARROW), []
     for how in (Interleaving("random", 1), LATE):
