@@ -6,7 +6,9 @@ every operand of a test lies inside a bigger buffer of NaN, and so does every ou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,3 +125,29 @@ def random_tensor(
     """Normal numbers · scale, the same for a seed on every machine."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(*shape, generator=generator) * scale).to(dtype)
+
+
+def check_linear(
+    multiply: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    rows: int,
+    out: int,
+    width: int,
+    dtype: torch.dtype,
+    *,
+    added: bool = True,
+    tiles: Any = None,
+    scale: float = 1.0,
+) -> None:
+    """multiply(x [rows, width], weight [out, width], bias [out], residual [rows, out]) in poisoned
+    memory is `reference` in float64, rounded. added: with bias and residual. scale: of x."""
+    with Poison() as memory:
+        x = memory.place(random_tensor(rows, width, seed=1, dtype=dtype, scale=scale))
+        weight = memory.place(random_tensor(out, width, seed=2, dtype=dtype))
+        bias = memory.place(random_tensor(out, seed=3, dtype=dtype)) if added else None
+        residual = memory.place(random_tensor(rows, out, seed=4, dtype=dtype)) if added else None
+        y = multiply(x, weight, bias, residual, tiles=tiles)
+    arguments = [None if a is None else a.double() for a in (x, weight, bias, residual)]
+    terms = [None if a is None else a.abs() for a in arguments]
+    assert y.dtype == dtype
+    assert_rounded(y, reference(*arguments), reference(*terms))

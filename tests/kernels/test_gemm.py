@@ -1,9 +1,11 @@
 """The tiled product of prefill against float64, and the order of its programs."""
 
+from functools import partial
+
 import pytest
 import torch
 import triton
-from kernel_helpers import Poison, assert_rounded, random_tensor
+from kernel_helpers import check_linear
 from minifer.kernels.gemm import (
     GemmTiles,
     gemm,
@@ -17,17 +19,7 @@ from minifer.kernels.products import GPUS
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def check(rows, out, width, dtype, *, added=True, tiles=None, scale=1.0):
-    with Poison() as memory:
-        x = memory.place(random_tensor(rows, width, seed=1, dtype=dtype, scale=scale))
-        weight = memory.place(random_tensor(out, width, seed=2, dtype=dtype))
-        bias = memory.place(random_tensor(out, seed=3, dtype=dtype)) if added else None
-        residual = memory.place(random_tensor(rows, out, seed=4, dtype=dtype)) if added else None
-        y = gemm(x, weight, bias, residual, tiles=tiles)
-    arguments = [None if a is None else a.double() for a in (x, weight, bias, residual)]
-    terms = [None if a is None else a.abs() for a in arguments]
-    assert y.dtype == dtype
-    assert_rounded(y, gemm_reference(*arguments), gemm_reference(*terms))
+check = partial(check_linear, gemm, gemm_reference)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,8 +1,10 @@
 """The product for 2 to 16 rows against float64, and its padding."""
 
+from functools import partial
+
 import pytest
 import torch
-from kernel_helpers import Poison, assert_rounded, random_tensor
+from kernel_helpers import check_linear, random_tensor
 from minifer.kernels.gemm_small import (
     gemm_small,
     gemm_small_cost,
@@ -15,17 +17,7 @@ from minifer.kernels.products import GPUS
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def check(rows, out, width, dtype, *, added=True, tiles=None, scale=1.0):
-    with Poison() as memory:
-        x = memory.place(random_tensor(rows, width, seed=1, dtype=dtype, scale=scale))
-        weight = memory.place(random_tensor(out, width, seed=2, dtype=dtype))
-        bias = memory.place(random_tensor(out, seed=3, dtype=dtype)) if added else None
-        residual = memory.place(random_tensor(rows, out, seed=4, dtype=dtype)) if added else None
-        y = gemm_small(x, weight, bias, residual, tiles=tiles)
-    arguments = [None if a is None else a.double() for a in (x, weight, bias, residual)]
-    terms = [None if a is None else a.abs() for a in arguments]
-    assert y.dtype == dtype
-    assert_rounded(y, gemm_small_reference(*arguments), gemm_small_reference(*terms))
+check = partial(check_linear, gemm_small, gemm_small_reference)
 
 
 @pytest.mark.parametrize("rows", range(1, 17))
