@@ -78,7 +78,7 @@ def scores_and_keys(LOGITS, token, V, best, temperature):
     logit = tl.load(LOGITS + token, mask=inside, other=-float("inf")).to(tl.float32)
     x = tl.div_rn(logit - best, temperature)
     bits = x.to(tl.int32, bitcast=True)
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    key = tl.where(x == 0.0, 0, bits ^ 0x7FFFFFFF)  # −0 is no less than 0
     return x, tl.where(inside, key, LOWEST - 1)
 
 
@@ -146,8 +146,9 @@ def sample_kernel(
     drawable = (broken == 0) & (best > -float("inf")) & (best < float("inf"))
     temperature = tl.load(TEMPERATURE + row)
     if drawable & (temperature > 0):
+        k = tl.minimum(tl.maximum(tl.load(TOP_K + row), 0), V).to(tl.int32)
         token = draw(
-            LOGITS, V, best, temperature, tl.load(TOP_K + row).to(tl.int32), tl.load(TOP_P + row),
+            LOGITS, V, best, temperature, k, tl.load(TOP_P + row),
             tl.load(SEEDS + row), tl.load(OUTPUT_INDICES + row), BLOCK,
         )  # fmt: skip
     tl.store(TOKENS + row, tl.where(drawable, token, -1).to(tl.int64))

@@ -115,6 +115,25 @@ def test_top_k_keeps_exactly_k_and_the_lowest_ids_among_equals():
     assert set(tokens) == {0, 1, 4}
 
 
+@pytest.mark.parametrize("settings", [{"top_k": 2}, {"top_p": 0.3}, {"top_k": 3, "top_p": 0.5}])
+def test_a_negative_zero_is_no_less_than_zero(settings):
+    """Zeros of either sign are equal, and so are scores that a division makes zero."""
+    zeros = torch.tensor([[-0.0, 0.0, -0.0, 0.0, -9.0], [-1.4e-45, 0.0, -1.4e-45, 0.0, -9.0]])
+    rows = [settings | {"temperature": 2.0}] * 16
+    for row in zeros:
+        logits = row.repeat(16, 1)
+        assert drawn(logits, rows, range(16)) == expected(logits, rows, list(range(16)))
+    assert set(drawn(zeros[:1].repeat(16, 1), rows, range(16))) == {0, 1}
+
+
+@pytest.mark.parametrize("k", [2**32 + 1, 2**63 - 1, -(2**63), 2**31, -(2**32) + 1])
+def test_a_k_of_64_bits_is_off_and_not_cut_down(k):
+    logits, seeds = random_tensor(8, 50, seed=1), torch.arange(8)
+    ones = torch.ones(8)
+    tokens = sample(logits, ones, torch.full((8,), k), ones, seeds, torch.zeros_like(seeds))
+    assert tokens.tolist() == drawn(logits, [{}] * 8, range(8))
+
+
 def test_top_p_keeps_the_token_that_crosses_and_equality_adds_none():
     """Of [.5, .3, .2], p = .8 keeps two, and one more than that all three."""
     logits = sampler.log([0.5, 0.3, 0.2]).repeat(16, 1)
