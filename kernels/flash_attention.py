@@ -189,7 +189,7 @@ def head_width(C: int) -> int:
     return max(triton.next_power_of_2(C), 16)
 
 
-def dot_dtype(query: Tensor, cache: Tensor) -> tl.dtype:
+def attention_dot_dtype(query: Tensor, cache: Tensor) -> tl.dtype:
     """What products are computed in: the operands' 16 bits on a GPU, else float32."""
     if INTERPRETED.value or query.dtype != cache.dtype:
         return tl.float32
@@ -263,7 +263,7 @@ def flash_attention(
         query, key_cache, value_cache, block_tables, query_start, seq_lens, out,
         scale * LOG2_E, window, block_tables.stride(0), *query.stride()[:2],
         H=H, K=K, C=C, P=P, BM=tiles.rows, BN=tiles.keys, WIDTH=head_width(C),
-        DOT=dot_dtype(query, key_cache), PDL=pdl,
+        DOT=attention_dot_dtype(query, key_cache), PDL=pdl,
         **launch_options(tiles.num_warps, tiles.num_stages, pdl),
     )  # fmt: skip
     return out

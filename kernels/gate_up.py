@@ -184,7 +184,7 @@ def gate_up(
     """
     check_product(x, weight, bias, None, MOST_ROWS)
     check_norm(norm, x)
-    check_even("rows of weight", weight.shape[0])
+    _check_even("rows of weight", weight.shape[0])
     T, F, K = x.shape[0], weight.shape[0] // 2, weight.shape[1]
     out = x.new_empty(T, F)
     if T == 0:
@@ -231,7 +231,7 @@ def silu_mul(gate_up: Tensor, *, pdl: bool = False) -> Tensor:
     Raises `ValueError` for a wrong shape, dtype or stride.
     """
     check_tensor("gate_up", gate_up, [None, None])
-    check_even("the last dimension of gate_up", gate_up.shape[1])
+    _check_even("the last dimension of gate_up", gate_up.shape[1])
     T, F = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(T, F)
     if T == 0:
@@ -243,7 +243,7 @@ def silu_mul(gate_up: Tensor, *, pdl: bool = False) -> Tensor:
     return out
 
 
-def check_even(name: str, value: int) -> None:
+def _check_even(name: str, value: int) -> None:
     """Gate and up are halves. Raises `ValueError` unless there are two of the same size."""
     check_range(name, value, 2)
     if value % 2:

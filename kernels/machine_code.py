@@ -35,7 +35,7 @@ def cubin_resources(cuobjdump: str, cubin: bytes) -> dict[str, Any]:
 
 def disassemble(nvdisasm: str, target: str, cubins: Sequence[bytes]) -> list[str]:
     """The instructions of each cubin, one a line; all are for one target, such as "sm_90"."""
-    codes = [cubin_code(cubin) for cubin in cubins]
+    codes = [_cubin_code(cubin) for cubin in cubins]
     if not codes:
         return []
     processor = target.replace("sm_", "SM") + ("" if target == "sm_80" else "a")
@@ -49,7 +49,7 @@ def disassemble(nvdisasm: str, target: str, cubins: Sequence[bytes]) -> list[str
     return ["\n".join(lines[start:end]) for start, end in pairwise(ends)]
 
 
-def cubin_code(cubin: bytes) -> bytes:
+def _cubin_code(cubin: bytes) -> bytes:
     """All functions of a cubin, which is a 64-bit ELF file: its sections called .text.…"""
     (headers_at,) = struct.unpack_from("<Q", cubin, 0x28)
     header_size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)

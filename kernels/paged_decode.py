@@ -41,9 +41,9 @@ from minifer.kernels.flash_attention import (
     LOG2_E,
     attend,
     attention_cost,
+    attention_dot_dtype,
     check_attention,
     check_window,
-    dot_dtype,
     flash_attention_reference,
     head_width,
 )
@@ -252,7 +252,7 @@ def paged_decode(
         query, key_cache, value_cache, block_tables, seq_lens, out, part_out, part_lse,
         scale * LOG2_E, window, block_tables.stride(0), *query.stride()[:2],
         H=H, K=K, C=C, P=P, SPLITS=num_splits, BM=tiles.rows, BN=tiles.keys, WIDTH=head_width(C),
-        DOT=dot_dtype(query, key_cache), PDL=pdl,
+        DOT=attention_dot_dtype(query, key_cache), PDL=pdl,
         **launch_options(tiles.num_warps, tiles.num_stages, pdl),
     )  # fmt: skip
     if num_splits > 1:

@@ -69,6 +69,7 @@ def interpreter_tiles(out: int, width: int) -> Tiles:
 
 
 def gpu_of(tensor: Tensor) -> Gpu:
+    """The device of a tensor, as choices of tiles ask for it."""
     return Gpu(num_programs_at_once(tensor.device), bool(torch.version.hip))
 
 
@@ -115,7 +116,7 @@ DTYPES = {"bf16": tl.bfloat16, "fp32": tl.float32}
 _ADDED = ("BIAS", "RESIDUAL")
 
 
-def chosen_tiles(
+def _chosen_tiles(
     choice: TileChoice, names: tuple[str, ...]
 ) -> Iterator[tuple[str, Tiles, tuple[str, ...]]]:
     """What a wrapper chooses for the `SHAPES` of these names: element type, tiles, targets."""
@@ -141,7 +142,7 @@ def product_cases(
         product_case(kernel, kind, f"{tiles.rows}x{tiles.columns}", tiles, targets, variant, {
             "BN": tiles.rows, "BK": tiles.columns, **constants,
         })
-        for number, (kind, tiles, targets) in enumerate(chosen_tiles(choice, names))
+        for number, (kind, tiles, targets) in enumerate(_chosen_tiles(choice, names))
         for variant in (("plain",) if number else ("plain", "added", "pdl"))
     ]  # fmt: skip
 

@@ -39,7 +39,7 @@ SCHEMA_VERSION = 1
 # kernel is wrong when it is off by more than two such roundings and more than its reference is.
 TOLERANCE = 2.0**-8
 _COLD_BYTES = 256 * 2**20  # several times any L2 cache
-_MOST_COPIES, _SAMPLES = 64, 7
+_MOST_COPIES, _SAMPLES = 4096, 7
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def bench_kernels(
 
     def keep(row: KernelRow) -> None:
         result["rows"].append(asdict(row))
-        say(row_line(row))
+        say(_row_line(row))
         if out is not None:
             text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
             part = out.with_name(out.name + ".part")
@@ -123,10 +123,12 @@ def run_case(case: KernelCase, device: torch.device, copy: float, peak: float | 
     """Compare, then time; whatever goes wrong becomes the row's reason."""
     row = KernelRow(case.name, bytes=case.cost.bytes, flops=case.cost.flops)
     try:
-        error, row.reference_error = relative_errors(case)
-        if not error <= max(TOLERANCE, row.reference_error):  # NaN is not
+        error, reference = relative_errors(case)
+        if math.isfinite(reference):
+            row.reference_error = reference
+        if not error <= max(TOLERANCE, row.reference_error or 0.0):  # NaN is not
             row.status, row.reason = "wrong", f"off by {error:.2g} of the reference's rms"
-            row.error = None if math.isnan(error) else error
+            row.error = error if math.isfinite(error) else None
             return row
         row.error = error
         row.status = "ok"
@@ -182,22 +184,25 @@ def _difference(results: Sequence[Tensor], truths: Sequence[Tensor]) -> float:
 
 def _times(case: KernelCase) -> list[float]:
     """Seconds of a call, from a graph of one call on each copy of the data."""
-    copies = max(2, min(_MOST_COPIES, -(-_COLD_BYTES // max(1, int(case.cost.bytes)))))
-    data = [case.make() for _ in range(copies)]
+    data = [case.make() for _ in range(copies_to_be_cold(case.cost.bytes))]
 
-    def all_of_them() -> None:
-        for arguments in data:
-            case.call(*arguments)
+    def all_of_them() -> list[Any]:
+        return [case.call(*arguments) for arguments in data]
 
-    replay, _ = captured(all_of_them)
+    replay, _results = captured(all_of_them)  # kept, so that each call writes to its own memory
     device = torch.device("cuda")
     replay()
-    return [seconds_per_call(replay, 3, device) / copies for _ in range(_SAMPLES)]
+    return [seconds_per_call(replay, 3, device) / len(data) for _ in range(_SAMPLES)]
+
+
+def copies_to_be_cold(num_bytes: float) -> int:
+    """So many that a call's data left the L2 cache before its turn comes again, at least 2."""
+    return max(2, min(_MOST_COPIES, math.ceil(_COLD_BYTES / max(1.0, num_bytes))))
 
 
 def table(result: Mapping[str, Any]) -> str:
     """For people."""
-    lines = [row_line(KernelRow(**row)) for row in result["rows"]]
+    lines = [_row_line(KernelRow(**row)) for row in result["rows"]]
     copy = result["bandwidth"]["copy"] / 1e9
     header = f"{'kernel':34}{'MB':>9}{'µs':>9}{'GB/s':>8}{'copy':>7}{'error':>10}"
     legend = (
@@ -207,7 +212,7 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join([header, *lines, "", legend])
 
 
-def row_line(row: KernelRow) -> str:
+def _row_line(row: KernelRow) -> str:
     cells = [row.name.ljust(34), f"{row.bytes / 1e6:9.3g}" if row.bytes else " " * 9]
     if row.seconds is not None and row.bytes_per_second is not None and row.of_copy is not None:
         cells.append(f"{row.seconds['median'] * 1e6:9.1f}{row.bytes_per_second / 1e9:8.0f}")
