@@ -24,6 +24,7 @@ The file is replaced as a whole after each change, so a kill at any moment leave
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -146,6 +147,9 @@ def judge(row: Row, maximum: float, rms: float, agreement: float, eager: float |
     worse than plain bfloat16's, here to two decimals. Missing it is reported; far beyond it, the
     result is wrong.
     """
+    if not (math.isfinite(maximum) and math.isfinite(rms)):
+        row.refuse("wrong", "its error against float32 is not a finite number")
+        return
     ratio = None if not eager else rms / eager
     row.error = {
         "max": maximum,

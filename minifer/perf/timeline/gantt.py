@@ -302,7 +302,8 @@ def _svg_labels(
 
 
 def _svg_axis(out: list[str], longest: float, scale: float, y: float) -> None:
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000) if longest / s <= 16)
+    steps = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
+    step = next(step for step in steps if longest / step <= 16)
     out.append(f'<path d="M{_LEFT} {y}h{_WIDTH}" stroke="#222"/>')
     for tick in range(0, int(longest) + 1, step):
         x = _LEFT + tick * scale

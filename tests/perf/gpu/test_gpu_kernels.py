@@ -17,7 +17,14 @@ from minifer.perf.costs import OpCost
 from minifer.perf.devices import DEVICES
 from minifer.perf.gpu.bandwidth import Bandwidth, datasheet, measure_bandwidth
 from minifer.perf.gpu.kernel_cases import groups
-from minifer.perf.gpu.kernels import KernelCase, bench_kernels, relative_errors, run_case, table
+from minifer.perf.gpu.kernels import (
+    KernelCase,
+    bench_kernels,
+    copies_to_be_cold,
+    relative_errors,
+    run_case,
+    table,
+)
 from minifer.perf.gpu.timing import Launches, count_launches, seconds_per_call, tally
 
 CPU = torch.device("cpu")
@@ -52,6 +59,30 @@ def test_a_kernel_is_compared_before_it_is_timed(call, status: str, reason: str)
     assert row.status == status and row.seconds is None
     assert row.reason is not None
     assert re.search(reason, row.reason)
+
+
+@pytest.mark.parametrize("factor", [torch.inf, torch.nan])
+def test_what_is_no_number_is_no_number_in_the_file_either(tmp_path: Path, factor: float) -> None:
+    """JSON has neither: a kernel that overflows must not take the others' rows with it."""
+    numbers = torch.ones(3)
+    both = KernelCase(
+        "both", lambda: (numbers,), lambda x: x * factor, lambda x: x * factor, OpCost("x", 9, 36)
+    )
+    cases = [case("alone", lambda x: x * factor), both, case("sound", lambda x: x * 2)]
+    out = tmp_path / "k.json"
+    bench_kernels({"all": lambda: iter(cases)}, CPU, BANDWIDTH, {}, out, lambda text: None)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["status"] for row in rows] == ["wrong", "wrong", "ok"]
+    assert [row["error"] for row in rows[:2]] == [None, None]
+
+
+def test_no_cache_holds_all_copies_of_a_small_kernels_data() -> None:
+    """L2 caches have up to 126 MB (B200)."""
+    for num_bytes in (2**17, 2**20, 10**7, 3 * 10**8):
+        copies = copies_to_be_cold(num_bytes)
+        assert copies >= 2
+        assert copies * num_bytes >= 2 * 126e6
+    assert copies_to_be_cold(0) == copies_to_be_cold(1)
 
 
 def test_the_error_is_that_of_the_worst_output() -> None:

@@ -150,6 +150,15 @@ def test_a_step_needs_no_old_value_of_its_own_slot(case: DecodeCase) -> None:
 # -- rungs that fail
 
 
+@pytest.mark.parametrize("rms", [torch.nan, torch.inf])
+def test_an_error_that_is_no_number_is_wrong(rms: float) -> None:
+    """A truth that overflowed proves nothing; and JSON has no word for it."""
+    row = Row("mega", "")
+    judge(row, maximum=rms, rms=rms, agreement=1.0, eager=1.0)
+    assert (row.status, row.error) == ("wrong", None)
+    assert row.reason == "its error against float32 is not a finite number"
+
+
 def test_every_rung_is_a_row_with_its_reason() -> None:
     def nan(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         return torch.full_like(logits, torch.nan), tokens

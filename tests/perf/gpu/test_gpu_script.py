@@ -36,9 +36,15 @@ SCRIPT = ROOT / ".ci" / "gpu"
 MOST_SECONDS = 8 * 60  # what the whole run may take
 
 
-def bash(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def bash(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", *arguments], capture_output=True, text=True, env={**os.environ, **environment}
+        ["bash", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
     )
 
 
@@ -64,6 +70,19 @@ def test_help_names_the_options_and_an_unknown_one_is_refused() -> None:
     assert {"--dry-run", "--plan", "$OUT"} <= set(bash(str(SCRIPT), "--help").stdout.split())
     done = bash(str(SCRIPT), "--fast")
     assert done.returncode == 2 and "--fast" in done.stderr
+
+
+def test_paths_begin_where_the_script_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "with spaces"
+    folder.mkdir()
+    script = os.path.relpath(SCRIPT, folder)
+    assert "more-cells" in bash(script, "--plan", cwd=folder).stdout
+    (folder / "file").touch()
+    done = bash(script, "--dry-run", cwd=folder, OUT="file/results", PYTHON="no/python")
+    assert done.returncode == 2
+    expected = f"OUT must be a folder that can be written, got {folder}/file/results"
+    assert expected in done.stderr
+    assert not done.stdout, "nothing ran"
 
 
 # -- questions

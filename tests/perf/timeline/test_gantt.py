@@ -89,6 +89,13 @@ def test_the_svg_is_small_well_formed_and_says_that_it_is_modelled(
         assert label in words
 
 
+@pytest.mark.parametrize("seconds", [1e-8, 3e-5, 0.5, 1e4])
+def test_any_length_of_time_has_an_axis(seconds: float) -> None:
+    timeline = simulate(tasks(assign(build(TINY, 1), 1), 9), Machine(1, 1e15, overhead=seconds))
+    text = gantt.svg([gantt.Panel(timeline)], "", "")
+    assert 1 <= text.count('v5" stroke="#222"/>') <= 17
+
+
 def test_the_committed_picture_is_small_and_of_one_piece() -> None:
     text = PICTURE.read_text(encoding="utf-8")
     ET.fromstring(text)
