@@ -71,6 +71,26 @@ def waits_again(out, flag, TIMES: tl.constexpr):
 
 
 @triton.jit
+def waits_and_works(out, flag, TIMES: tl.constexpr):
+    """Program 1 waits TIMES times for the same signal, and stores something each time."""
+    if tl.program_id(0) == 0:
+        compat.signal(flag, 1)
+    else:
+        for turn in range(TIMES):
+            compat.wait_ge(flag, 1, 1 << 30)
+            tl.store(out + turn, 1.0)
+
+
+@triton.jit
+def polls_nothing_and_two(out, flags, N: tl.constexpr):
+    """Acquires of two counters at once, masked and not."""
+    i = tl.arange(0, N)
+    tl.atomic_add(flags + i, 0, mask=i < 0, sem="acquire", scope="gpu")
+    tl.atomic_add(flags + i, 0, sem="acquire", scope="gpu")
+    tl.store(out + tl.program_id(0), 1.0)
+
+
+@triton.jit
 def cross_wait(flags, N: tl.constexpr):
     """Each waits for the other before it signals."""
     me = tl.program_id(0)

@@ -158,6 +158,18 @@ def test_a_program_may_wait_any_number_of_times_for_what_has_come() -> None:
         assert result.ok
 
 
+def test_a_program_that_works_between_its_waits_is_not_stuck() -> None:
+    out = numbers(100)
+    assert run(kernels.waits_and_works, 2, out, counters(), 100, how=Interleaving()).ok
+    assert out.isfinite().all()
+
+
+def test_a_poll_of_nothing_and_of_several_counters_is_no_wait() -> None:
+    out = numbers(2)
+    assert run(kernels.polls_nothing_and_two, 2, out, counters(2), 2, how=Interleaving()).ok
+    assert out.tolist() == [1.0, 1.0]
+
+
 def test_a_spin_that_is_no_acquire_ends_after_max_steps() -> None:
     data, out, flag = numbers(8), numbers(8), counters()
     how = Interleaving("priority", starve=0)

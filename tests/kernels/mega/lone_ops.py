@@ -61,8 +61,11 @@ def weights(dtype: torch.dtype) -> Weights:
 
 
 def rope_table() -> Tensor:
+    """[64, C], NaN before and behind it."""
     angles = torch.arange(64)[:, None] * 100.0 ** -(torch.arange(C // 2) / (C // 2))
-    return torch.cat((angles.cos(), angles.sin()), 1)
+    table = torch.full((66, C), torch.nan)
+    table[1:65] = torch.cat((angles.cos(), angles.sin()), 1)
+    return table[1:65]
 
 
 class Lone:

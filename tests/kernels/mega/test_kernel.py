@@ -172,11 +172,13 @@ def test_head_leaves_logits_and_the_best_of_its_rows(batch, dtype):
     assert got["BEST"][:, :2].isnan().all()
 
 
+@pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("batch", BATCHES)
-def test_the_lowest_id_among_equals_wins(batch):
+def test_the_lowest_id_among_equals_wins(batch, rows):
     """In a tile, between two tiles of one instruction, and between instructions."""
     items = [Instruction(Op.HEAD, 0, 3, 5, 0, 0), Instruction(Op.HEAD, 0, 0, 3, 0, 1)]
-    lone = Lone([*items, Instruction(Op.PICK, end=2)], batch)
+    tiles = Tiles(rows, 64, 0 if batch == 1 else 1, 128, 2, 1, 1, 2)
+    lone = Lone([*items, Instruction(Op.PICK, end=2)], batch, tiles=tiles)
     lone.fill("X", 6)
     lone.weights.head[:] = 0.5 * lone.weights.head  # then four equal rows above all others
     x = lone.norm(lone.buffers["X"].double(), lone.weights.norm)[0]
