@@ -331,7 +331,7 @@ def aot_cases() -> list[AotCase]:
             tiles = flash_tiles(C, H // K, itemsize, targets == HIP)
             cases.append(
                 AotCase(
-                    f"flash_attention {dtype} H={H} K={K} C={C} P={P}{' pdl' if pdl else ''}",
+                    f"{dtype} H={H} K={K} C={C} P={P}{' pdl' if pdl else ''}",
                     flash_attention_kernel,
                     signature,
                     constants | {"BM": tiles.rows, "BN": tiles.keys, "DOT": DOT_OF[dtype]},

@@ -301,7 +301,7 @@ def aot_cases() -> list[AotCase]:
         (32, 8, 64, 16, "fp32", 16, False),
         (32, 8, 64, 16, "bf16", 16, True),
     ):
-        name = f"{dtype} H={H} K={K} C={C} P={P} S={splits}{' pdl' if pdl else ''}"
+        name = f"{dtype} H={H} K={K} C={C} P={P} splits={splits}{' pdl' if pdl else ''}"
         signature = dict.fromkeys(("QUERY", "KEY_CACHE", "VALUE_CACHE", "OUT"), f"*{dtype}")
         signature |= {"TABLES": "*i64", "SEQ_LENS": "*i64", "scale": "fp32", "window": "i32"}
         signature |= dict.fromkeys(("table_stride", "query_b", "query_h"), "i32")
@@ -314,7 +314,7 @@ def aot_cases() -> list[AotCase]:
             heads |= {"BM": tiles.rows, "BN": tiles.keys}
             cases.append(
                 AotCase(
-                    f"paged_decode {name}",
+                    name,
                     paged_decode_kernel,
                     signature | (parts if splits > 1 else {}),
                     constants | heads | ({} if splits > 1 else dict.fromkeys(parts)),
@@ -329,7 +329,7 @@ def aot_cases() -> list[AotCase]:
             sizes = {"MOST": splits, "WIDTH": triton.next_power_of_2(C)}
             cases.append(
                 AotCase(
-                    f"merge {name}",
+                    f"{name} merge",
                     merge_kernel,
                     parts | {"OUT": f"*{dtype}"},
                     constants | sizes,

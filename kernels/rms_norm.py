@@ -180,7 +180,7 @@ def aot_cases() -> list[AotCase]:
         constants = {"D": D, "ROWS": rows, "WIDTH": width, "PDL": pdl}
         cases.append(
             AotCase(
-                f"{'add_' if add else ''}rms_norm {dtype} D={D}{' pdl' if pdl else ''}",
+                f"{dtype} D={D}{' added' if add else ''}{' pdl' if pdl else ''}",
                 rms_norm_kernel,
                 signature | {"eps": "fp32"},
                 constants if add else constants | {"RESIDUAL": None},

@@ -215,7 +215,7 @@ def aot_cases() -> list[AotCase]:
         rows, warps = rope_tiles(C)
         cases.append(
             AotCase(
-                f"rope_append {dtype} H={H} K={K} C={C}{' pdl' if pdl else ''}",
+                f"{dtype} H={H} K={K} C={C}{' pdl' if pdl else ''}",
                 rope_append_kernel,
                 signature,
                 {"H": H, "K": K, "HALF": C // 2, "ROWS": rows, "PAIRS": C // 2, "PDL": pdl},

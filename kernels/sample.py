@@ -276,7 +276,7 @@ def aot_cases() -> list[AotCase]:
     signature = dict(zip(names, kinds, strict=True)) | {"V": "i32", "stride": "i32"}
     return [
         AotCase(
-            f"sample {dtype} V={V}",
+            f"{dtype} V={V}",
             sample_kernel,
             {"LOGITS": f"*{dtype}"} | signature,
             {"BLOCK": GPU_TILES.tokens},

@@ -44,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     device = choose_device(arguments.device)
     on_gpu = device.type == "cuda"
     model = arguments.model or ("llama-1b" if on_gpu else "minifer-tiny")
-    context = arguments.context or (4096 if on_gpu else 100)
+    context = arguments.context
+    if context is None:
+        context = 4096 if on_gpu else 100
     from minifer.kernels.mega.shapes import MODELS
     from minifer.perf.gpu.bandwidth import measure_bandwidth
     from minifer.perf.gpu.kernel_cases import groups
