@@ -92,7 +92,8 @@ class ModelRunner:
 
 def prepare_backend(config: EngineConfig) -> None:
     """Make this process ready for `config.backend` before weights are loaded: nobody should wait
-    for them to learn that kernels cannot run here. Raises `ValueError` saying what to do."""
+    for them to learn that kernels cannot run here, or not with this model. Raises `ValueError`
+    saying what to do."""
     if config.backend == "torch":
         return
     device = config.device
@@ -100,6 +101,11 @@ def prepare_backend(config: EngineConfig) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cpu") or torch.cuda.is_available():
         prepare(device)  # of a device that is not there, loading tells
+        if config.backend == "megakernel":
+            from minifer.execution.backends.megakernel import tile_of
+            from minifer.weights.resolve import read_config
+
+            tile_of(read_config(config.model))
 
 
 def make_backend(name: str, device: str) -> Backend:

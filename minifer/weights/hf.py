@@ -23,7 +23,14 @@ from minifer.models.registry import build_model
 from minifer.weights.hf_config import config_from_hf, config_to_hf, token_ids
 from minifer.weights.loading import LoadableModel, load_weights
 
-__all__ = ["config_from_hf", "config_to_hf", "load_generation_defaults", "load_hf", "save_hf"]
+__all__ = [
+    "config_from_hf",
+    "config_to_hf",
+    "load_config",
+    "load_generation_defaults",
+    "load_hf",
+    "save_hf",
+]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -42,15 +49,20 @@ def load_hf(
     `config_from_hf` and `load_weights` refuse.
     """
     folder = Path(path)
-    if not folder.is_dir():
-        raise ValueError(f"there is no model directory {str(folder)!r}; check the path")
-    source = folder / "config.json"
-    config = config_from_hf(_read_json(source), str(source))
+    config = load_config(folder)
     config = replace(config, eos_token_ids=load_generation_defaults(folder)["eos_token_ids"])
     files = _weight_files(folder)
     model = build_model(config, dtype or getattr(torch, config.dtype), device)
     load_weights(model, _tensors(files))
     return model, config
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """The configuration alone, without its end tokens. Raises `ValueError` as `load_hf` does."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no model directory {str(folder)!r}; check the path")
+    source = folder / "config.json"
+    return config_from_hf(_read_json(source), str(source))
 
 
 def load_generation_defaults(path: str | Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from minifer.config import DTYPES, ModelConfig
 from minifer.text.tokenizer import Tokenizer
 from minifer.weights.gguf import GGUFFile, build_from_gguf, config_from_gguf
 from minifer.weights.gguf_tokenizer import tokenizer_from_gguf
-from minifer.weights.hf import load_generation_defaults, load_hf
+from minifer.weights.hf import load_config, load_generation_defaults, load_hf
 from minifer.weights.pull import PullError, hub_download, pulled_model
 
 DEFAULT_NAMES = ("default", "smollm2")
@@ -84,6 +84,12 @@ def resolve_model(name_or_path: str | Path) -> ResolvedModel:
         f"model {name!r} is neither a short name ({', '.join(DEFAULT_NAMES + TINY_NAMES)}) nor a "
         "folder or .gguf file that exists, nor a hub id of the form org/name"
     )
+
+
+def read_config(name_or_path: str | Path) -> ModelConfig:
+    """The configuration of a model whose weights are not read. Raises `ValueError`."""
+    path = resolve_model(name_or_path).path
+    return config_from_gguf(GGUFFile(path)) if path.suffix == ".gguf" else load_config(path)
 
 
 def load_model(

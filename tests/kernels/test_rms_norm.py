@@ -55,6 +55,15 @@ def test_rounds_where_the_torch_back_end_rounds(dtype):
     assert same > 0.999
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_normed_is_the_rounded_sum(dtype):
+    """As a norm after an addition would read it: to the last bit the same."""
+    x, residual = (random_tensor(8, 33, seed=i, dtype=dtype) for i in (1, 2))
+    weight = random_tensor(33, seed=3, dtype=dtype)
+    normed, total = add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(normed, rms_norm(total, weight, EPS))
+
+
 @pytest.mark.parametrize("D", [64, 128, 576, 2048, 8192])
 def test_the_tiles_of_a_gpu(D):
     tiles = norm_tiles(D)

@@ -52,7 +52,7 @@ class MegakernelRunner(ModelRunner):
                 'backend="torch"'
             )
         self.config = config
-        self._tile = _tile_of(config)
+        self._tile = tile_of(config)
         super().__init__(model, config, engine, num_blocks)
         length = engine.max_model_len or config.max_position_embeddings
         length = min(length, num_blocks * engine.block_size)
@@ -97,8 +97,9 @@ class MegakernelRunner(ModelRunner):
         return self._kernels[batch, splits]
 
 
-def _tile_of(config: ModelConfig) -> int:
-    """Rows of a weight tile: 16, or 8 for sizes that 16 does not divide."""
+def tile_of(config: ModelConfig) -> int:
+    """Rows of a weight tile: 16, or 8 for sizes that 16 does not divide. Raises `ValueError` for
+    a model that the megakernel cannot run."""
     from minifer.kernels.mega.shapes import decode_shape
 
     try:

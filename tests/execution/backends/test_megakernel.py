@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from minifer.kernels.mega.launch import MegakernelError
 from torch import nn
 
 from minifer.config import EngineConfig, RopeConfig
+from minifer.engine import Engine
 from minifer.events import ListSink
 from minifer.execution.backends.megakernel import MegakernelRunner, batch_bucket
 from minifer.execution.runner import ModelRunner, make_runner
 from minifer.kv.step_input import StepInput
 from minifer.llm import LLM
 from minifer.request import SamplingParams
+from minifer.weights.hf import config_to_hf
 
 # One layer, one KV head, few columns: an instruction takes the interpreter 10 ms.
 SMALL = tiny_config(num_layers=1, num_heads=2, num_kv_heads=1)
@@ -237,6 +240,16 @@ def test_a_model_without_instructions_is_refused_at_once(change, message):
     config = dataclasses.replace(SMALL, **change)
     with pytest.raises(ValueError, match=message):
         tiny_engine(config=config, backend="megakernel")
+
+
+@pytest.mark.parametrize("build", [LLM, Engine.from_pretrained])
+def test_it_is_refused_before_its_weights_are_looked_for(build, tmp_path):
+    config = config_to_hf(
+        dataclasses.replace(SMALL, architecture="Qwen2ForCausalLM", qkv_bias=True)
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="no instruction for qkv_bias"):
+        build(str(tmp_path), backend="megakernel", device="cpu")
 
 
 def test_a_model_of_another_kind_is_refused():
