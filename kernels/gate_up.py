@@ -42,7 +42,6 @@ from minifer.kernels.gemm_small import (
 from minifer.kernels.gemv import gemv_tiles
 from minifer.kernels.norm_gemv import inverse_rms, norm_gemv_cost, normed_row, normed_slices
 from minifer.kernels.products import (
-    ONCE,
     Gpu,
     Tiles,
     dot_dtype,
@@ -98,8 +97,10 @@ def gate_up_kernel(
     f = tl.program_id(0) * BN + tl.arange(0, BN)
     UP = W + N.to(tl.int64) * K
     k = tl.arange(0, BK)
-    first_gate = load_tile(W, f[:, None], k[None, :], N, K, ONCE)  # weights are there: do not wait
-    first_up = load_tile(UP, f[:, None], k[None, :], N, K, ONCE)
+    first_gate = load_tile(
+        W, f[:, None], k[None, :], N, K, ONCE=True
+    )  # weights are there: do not wait
+    first_up = load_tile(UP, f[:, None], k[None, :], N, K, ONCE=True)
     if PDL:
         wait_for_launcher()
     scale = tl.sum(inverse_rms(X, tl.arange(0, 1), 1, K, eps, BK), 0)
@@ -108,8 +109,8 @@ def gate_up_kernel(
     up = first_up.to(tl.float32) * x
     for start in tl.range(BK, K, BK, num_stages=STAGES):
         k = start + tl.arange(0, BK)
-        w_gate = load_tile(W, f[:, None], k[None, :], N, K, ONCE).to(tl.float32)
-        w_up = load_tile(UP, f[:, None], k[None, :], N, K, ONCE).to(tl.float32)
+        w_gate = load_tile(W, f[:, None], k[None, :], N, K, ONCE=True).to(tl.float32)
+        w_up = load_tile(UP, f[:, None], k[None, :], N, K, ONCE=True).to(tl.float32)
         x = normed_row(X, NORM, k, K, scale)[None, :]
         gate += w_gate * x
         up += w_up * x
@@ -132,8 +133,8 @@ def gate_up_small_kernel(
     t = tl.arange(0, BT)
     k = tl.arange(0, NS)[:, None] * (BK // NS) + tl.arange(0, BK // NS)[None, :]
     k, rows = k[:, None, :], f[None, :, None]
-    w_gate = load_tile(W, rows, k, N, K, ONCE)  # weights are there: do not wait
-    w_up = load_tile(UP, rows, k, N, K, ONCE)
+    w_gate = load_tile(W, rows, k, N, K, ONCE=True)  # weights are there: do not wait
+    w_up = load_tile(UP, rows, k, N, K, ONCE=True)
     if PDL:
         wait_for_launcher()
     scale = inverse_rms(X, t, T, K, eps, BK)
@@ -143,8 +144,8 @@ def gate_up_small_kernel(
     gate = dot_slices(w_gate, x, gate, DOT)
     up = dot_slices(w_up, x, up, DOT)
     for start in tl.range(BK, K, BK, num_stages=STAGES):
-        w_gate = load_tile(W, rows, start + k, N, K, ONCE)
-        w_up = load_tile(UP, rows, start + k, N, K, ONCE)
+        w_gate = load_tile(W, rows, start + k, N, K, ONCE=True)
+        w_up = load_tile(UP, rows, start + k, N, K, ONCE=True)
         x = normed_slices(X, NORM, t, start + k, T, K, scale)
         gate = dot_slices(w_gate, x, gate, DOT)
         up = dot_slices(w_up, x, up, DOT)

@@ -30,7 +30,6 @@ from minifer.kernels.checks import check_product
 from minifer.kernels.compat import launch_dependents, launch_options, to_dtype, wait_for_launcher
 from minifer.kernels.products import (
     LINEAR,
-    ONCE,
     Gpu,
     TileChoice,
     Tiles,
@@ -91,12 +90,12 @@ def gemm_small_kernel(
     k = tl.arange(0, NS)[:, None] * (BK // NS) + tl.arange(0, BK // NS)[None, :]
     acc = tl.zeros([NS, BN, BT], tl.float32)
     k, rows, tokens = k[:, None, :], n[None, :, None], t[None, :, None]
-    w = load_tile(W, rows, k, N, K, ONCE)  # weights are there: do not wait
+    w = load_tile(W, rows, k, N, K, ONCE=True)  # weights are there: do not wait
     if PDL:
         wait_for_launcher()
     acc = dot_slices(w, load_tile(X, tokens, k, T, K), acc, DOT)
     for start in tl.range(BK, K, BK, num_stages=STAGES):
-        w = load_tile(W, rows, start + k, N, K, ONCE)
+        w = load_tile(W, rows, start + k, N, K, ONCE=True)
         acc = dot_slices(w, load_tile(X, tokens, start + k, T, K), acc, DOT)
     store_columns(tl.sum(acc, 0), n, t, N, T, BIAS, RESIDUAL, OUT)
 

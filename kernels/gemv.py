@@ -25,7 +25,6 @@ from minifer.kernels.checks import check_product, check_tensor
 from minifer.kernels.compat import launch_dependents, launch_options, wait_for_launcher
 from minifer.kernels.products import (
     LINEAR,
-    ONCE,
     Gpu,
     Tiles,
     choose_tiles,
@@ -60,13 +59,13 @@ def gemv_kernel(
         launch_dependents()
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    first = load_tile(W, n[:, None], k[None, :], N, K, ONCE)  # weights are there: do not wait
+    first = load_tile(W, n[:, None], k[None, :], N, K, ONCE=True)  # weights are there: do not wait
     if PDL:
         wait_for_launcher()
     acc = first.to(tl.float32) * tl.load(X + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
     for start in tl.range(BK, K, BK, num_stages=STAGES):
         k = start + tl.arange(0, BK)
-        w = load_tile(W, n[:, None], k[None, :], N, K, ONCE).to(tl.float32)
+        w = load_tile(W, n[:, None], k[None, :], N, K, ONCE=True).to(tl.float32)
         acc += w * tl.load(X + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
     store_rows(tl.sum(acc, 1), n, N, BIAS, RESIDUAL, OUT)
 

@@ -37,7 +37,6 @@ from minifer.kernels.gemm_small import (
 )
 from minifer.kernels.gemv import gemv_tiles
 from minifer.kernels.products import (
-    ONCE,
     Tiles,
     choose_tiles,
     dot_dtype,
@@ -101,14 +100,14 @@ def norm_gemv_kernel(
         launch_dependents()
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    first = load_tile(W, n[:, None], k[None, :], N, K, ONCE)  # weights are there: do not wait
+    first = load_tile(W, n[:, None], k[None, :], N, K, ONCE=True)  # weights are there: do not wait
     if PDL:
         wait_for_launcher()
     scale = tl.sum(inverse_rms(X, tl.arange(0, 1), 1, K, eps, BK), 0)
     acc = first.to(tl.float32) * normed_row(X, NORM, k, K, scale)[None, :]
     for start in tl.range(BK, K, BK, num_stages=STAGES):
         k = start + tl.arange(0, BK)
-        w = load_tile(W, n[:, None], k[None, :], N, K, ONCE).to(tl.float32)
+        w = load_tile(W, n[:, None], k[None, :], N, K, ONCE=True).to(tl.float32)
         acc += w * normed_row(X, NORM, k, K, scale)[None, :]
     store_rows(tl.sum(acc, 1), n, N, BIAS, None, OUT)
 
@@ -126,14 +125,14 @@ def norm_gemm_small_kernel(
     t = tl.arange(0, BT)
     k = tl.arange(0, NS)[:, None] * (BK // NS) + tl.arange(0, BK // NS)[None, :]
     k, rows = k[:, None, :], n[None, :, None]
-    w = load_tile(W, rows, k, N, K, ONCE)  # weights are there: do not wait
+    w = load_tile(W, rows, k, N, K, ONCE=True)  # weights are there: do not wait
     if PDL:
         wait_for_launcher()
     scale = inverse_rms(X, t, T, K, eps, BK)
     acc = tl.zeros([NS, BN, BT], tl.float32)
     acc = dot_slices(w, normed_slices(X, NORM, t, k, T, K, scale), acc, DOT)
     for start in tl.range(BK, K, BK, num_stages=STAGES):
-        w = load_tile(W, rows, start + k, N, K, ONCE)
+        w = load_tile(W, rows, start + k, N, K, ONCE=True)
         acc = dot_slices(w, normed_slices(X, NORM, t, start + k, T, K, scale), acc, DOT)
     store_columns(tl.sum(acc, 0), n, t, N, T, BIAS, None, OUT)
 

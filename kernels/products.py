@@ -35,19 +35,19 @@ TileChoice = Callable[[int, int, int, Gpu], Tiles]  # (out, in, bytes of an elem
 
 
 @triton.jit
-def load_tile(P, rows, columns, num_rows, num_columns, POLICY: tl.constexpr = ""):
+def load_tile(P, rows, columns, num_rows, num_columns, ONCE: tl.constexpr = False):
     """Elements (rows, columns) of a dense matrix [num_rows, num_columns]; what is outside is 0 and
-    not read. rows and columns are tensors that broadcast against each other.
+    not read. rows and columns are tensors that broadcast against each other. ONCE: what is read
+    once in a step, as a weight in decoding, is to leave L2 first.
 
     The offset of a row is 64 bits wide: the heads of big vocabularies pass 2³¹ weights.
     """
     inside = (rows < num_rows) & (columns < num_columns)
     pointers = P + rows.to(tl.int64) * num_columns + columns
-    return tl.load(pointers, mask=inside, other=0.0, eviction_policy=POLICY)
-
-
-# A step of decoding reads a weight once: it leaves L2 first, activations stay.
-ONCE = tl.constexpr("evict_first")
+    if ONCE:
+        return tl.load(pointers, mask=inside, other=0.0, eviction_policy="evict_first")
+    else:
+        return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit

@@ -38,7 +38,6 @@ from minifer.kernels.products import (
     DTYPES,
     GPUS,
     LINEAR,
-    ONCE,
     PDL_TARGETS,
     SHAPES,
     Gpu,
@@ -68,7 +67,7 @@ def group_bytes(W, n, g, j, N, row_bytes, GROUP: tl.constexpr, BITS: tl.constexp
     column = g * (GROUP * BITS // 8) + j
     pointers = W + n.to(tl.int64) * row_bytes + column
     inside = (n < N) & (column < row_bytes)
-    return tl.load(pointers, mask=inside, other=0, eviction_policy=ONCE)
+    return tl.load(pointers, mask=inside, other=0, eviction_policy="evict_first")
 
 
 @triton.jit

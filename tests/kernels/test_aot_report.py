@@ -59,7 +59,7 @@ def test_what_compiles_is_described(examples) -> None:
     assert well.code_bytes % 128 == 0 and well.shared_bytes == 0
     assert "LDG.E.128" in well.asm["sass"] and "EXIT" in well.asm["sass"]
     on_amd = examples["well", "gfx942"]
-    assert on_amd.error == "" and on_amd.registers >= 4 and on_amd.scalar_spills == 0
+    assert on_amd.error == "" and on_amd.registers >= 2 and on_amd.scalar_spills == 0
     assert on_amd.loads() == on_amd.loads(64) == 1  # 8 bf16 for 128 threads, 4 for 256
     narrow = examples["narrow", "sm_90"]
     assert narrow.loads() == 1 and narrow.loads(16) == 0
