@@ -64,7 +64,7 @@ class Tiles:
 
 
 def stages_for(device: torch.device) -> int:
-    """Tiles on their way, and one more: what a block's shared memory has room for."""
+    """Tiles on their way, and one more: what a program's shared memory has room for."""
     if torch.version.hip:
         return 2  # 64 KiB
     capability = torch.cuda.get_device_capability(device)

@@ -20,11 +20,11 @@ from minifer.kernels.registry import KERNELS, cases
 
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 
-# Kernels of which one block fills an SM. Of all others two must fit into its registers, so that
+# Kernels of which one program fills an SM. Of all others two must fit into its registers, so that
 # one loads while the other begins or ends.
 ALONE_ON_AN_SM = {
     "gemm": "a tile of 128 × 128 float32 is 64 KiB of accumulators, and shared memory holds one",
-    "mega": "one block an SM is the design: it waits for others that must be running",
+    "mega": "one program an SM is the design: it waits for others that must be running",
 }
 
 
