@@ -9,6 +9,9 @@ what lies between the pieces:
     fused     norm+QKV → RoPE+append → attention → merge → output+residual → norm+gate·up+silu·mul
               → down+residual                                                  × L → norm+head …
 
+"un-fused" is a kernel an operation. Eager PyTorch launches more: an RMS norm written in its
+operations is eight kernels in bfloat16.
+
 Real grids have more and smaller blocks, several on an SM at a time; they hide a part of their
 overhead that this model charges.
 """

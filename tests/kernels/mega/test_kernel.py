@@ -198,6 +198,17 @@ def test_pick_leaves_padding_alone():
     assert lone.buffers["POSITION"][:, 0].tolist() == [13, 0, 30, -1]
 
 
+def test_tokens_beyond_the_capacity_are_noted_nowhere():
+    """Not in the next request's row either."""
+    lone = Lone([Instruction(Op.PICK, end=3)], 4, options=MegakernelOptions(advance=True))
+    lone.buffers["BEST"].fill_(1.0)
+    lone.buffers["BEST_ID"].fill_(9)
+    lone.buffers["INDEX"][:, 0] = torch.tensor([3, 1, 4, 0])  # there is room for three
+    lone.run()
+    assert lone.machine.generated.tolist() == [[-1] * 3, [-1, 9, -1], [-1] * 3, [-1] * 3]
+    assert lone.buffers["INDEX"][:, 0].tolist() == [4, 2, 5, 0]
+
+
 # -- draws
 
 

@@ -192,6 +192,17 @@ def test_every_fault_that_hangs_ends_in_an_error(name):
             machine.check()
 
 
+def test_after_a_reset_steps_are_counted_from_the_first():
+    """Targets grow with the epoch, so counters at 0 need the first one."""
+    machine = make(options=MegakernelOptions(patience=3, epochs=True))
+    for _ in range(2):
+        machine.set_step([1], [0], [[0]])
+        machine.launch()
+        machine.check()
+        assert machine.buffers_by_name()["EPOCH"].item() == 2
+        machine.reset()
+
+
 def test_a_barrier_of_all_warps_ends_every_instruction(monkeypatch):
     """Also of those that signal nobody: the next one of the queue may need no wait."""
     barriers = []

@@ -1,8 +1,13 @@
 """How contexts are split for a megakernel, the same for the engine, the ladder and the model of
 time; and that the megakernel stays small enough to be read."""
 
+from pathlib import Path
+
 import pytest
 from minifer.kernels.mega.shapes import kv_splits
+from test_readme import lines_of_code
+
+MEGA = Path(__file__).parents[3] / "kernels" / "mega"
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,9 @@ def test_a_number_below_one_is_refused(name):
     numbers = {"context": 1, "batch": 1, "kv_heads": 1, "programs": 1, name: 0}
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         kv_splits(**numbers)
+
+
+def test_the_megakernel_can_be_read():
+    """All of it in 2,500 lines of code, the kernel itself in 350."""
+    assert lines_of_code(MEGA) <= 2500
+    assert lines_of_code(MEGA / "kernel.py") <= 350
