@@ -59,6 +59,19 @@ def requests(
     return Requests(query, *caches, *integers)
 
 
+def forget(made: Requests, window: int) -> Requests:
+    """The same with NaN in block 0, which is nobody's, and in all that has left the window."""
+    _, P, *_ = made.key_cache.shape
+    caches = [torch.cat((cache[:1] * torch.nan, cache)) for cache in made[1:3]]
+    tables = made.block_tables + 1
+    for b, length in enumerate(made.seq_lens.tolist()):
+        queries = int(made.query_start[b + 1] - made.query_start[b])
+        gone = torch.arange(max(length - queries - window + 1, 0))
+        for cache in caches:
+            cache[tables[b, gone // P], gone % P] = torch.nan
+    return made._replace(key_cache=caches[0], value_cache=caches[1], block_tables=tables)
+
+
 def assert_attended(out: Tensor, truth: Tensor, query: Tensor, dot: torch.dtype) -> None:
     """A weighted mean of values of size 1, whose weights are wrong by the rounding of scores."""
     assert torch.isfinite(out).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_helpers import assert_attended, requests
+from attention_helpers import assert_attended, forget, requests
 from kernel_helpers import Poison
 from minifer.kernels.flash_attention import (
     Tiles,
@@ -48,6 +48,17 @@ def test_the_twin_is_the_definition():
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (8, 1)], ids=str)
 def test_groups_of_1_3_and_8_heads(heads, kv_heads, dtype):
     check(BATCH, heads=heads, kv_heads=kv_heads, dtype=dtype)
+
+
+@pytest.mark.parametrize("tiles", [None, Tiles(16, 16, 1, 1)], ids=["one tile", "many"])
+@pytest.mark.parametrize("window", [1, 3, 21])
+def test_what_has_left_the_window_is_not_read(window, tiles):
+    """Another request may have its blocks by now."""
+    with Poison() as memory:
+        arguments = requests(memory, [(3, 40), (1, 30), (20, 41)])
+    truth = flash_attention_reference(*arguments.fine(), 0.3, window)
+    out = flash_attention(*forget(arguments, window), 0.3, window, max_query=20, tiles=tiles)
+    assert_attended(out, truth, arguments.query, torch.float32)
 
 
 @pytest.mark.parametrize("P", [1, 3, 16])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_helpers import assert_attended, requests
+from attention_helpers import assert_attended, forget, requests
 from kernel_helpers import Poison
 from minifer.kernels.paged_decode import (
     Tiles,
@@ -44,6 +44,19 @@ def check(lengths=LENGTHS, *, splits=1, window=None, tiles=None, partials=None, 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (8, 1)], ids=str)
 def test_groups_of_1_3_and_8_heads(heads, kv_heads, dtype):
     check(heads=heads, kv_heads=kv_heads, dtype=dtype)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("window", [1, 3, 21])
+def test_what_has_left_the_window_is_not_read(window, splits):
+    """Another request may have its blocks by now."""
+    with Poison() as memory:
+        made = requests(memory, [(1, 40), (1, 30), (1, 5)])
+    q, k, v, tables, _, lens = made.fine()
+    truth = paged_decode_reference(q, k, v, tables, lens, 0.3, window)
+    q, k, v, tables, _, lens = forget(made, window)
+    out = paged_decode(q, k, v, tables, lens, 0.3, window, num_splits=splits, tiles=SMALL)
+    assert_attended(out, truth, q, torch.float32)
 
 
 @pytest.mark.parametrize("P", [1, 3, 16])

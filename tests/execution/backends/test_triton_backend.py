@@ -104,6 +104,21 @@ def test_a_mixed_batch_stays_near_float64(dtype: torch.dtype) -> None:
     assert (out - truth).abs().max() < scale
 
 
+def test_the_parts_of_a_batch_are_found_once_a_step() -> None:
+    """The longest chunk and the longest context stand at the end of both parts."""
+    lengths, new = [9, 4, 6, 30, 7, 13], [2, 1, 6, 1, 1, 4]
+    backend = TritonBackend("cpu")
+    for order in (range(6), range(5, -1, -1)):
+        chosen = [[values[i] for i in order] for values in (lengths, new)]
+        *_, batch, _, _ = scattered(*chosen, block_size=3, heads=2, kv_heads=1)
+        decode, prefill = backend._parts(batch)
+        assert (decode.max_query, decode.max_context) == (1, 30)
+        assert (prefill.max_query, prefill.max_context) == (6, 13)
+        assert decode.seq_lens.tolist() == [s for s, n in zip(*chosen, strict=True) if n == 1]
+        assert prefill.query_start.diff().tolist() == [n for n in chosen[1] if n > 1]
+        assert backend._parts(batch)[0] is decode
+
+
 def fresh(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, without TRITON_INTERPRET unless it is given."""
     inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
