@@ -250,6 +250,7 @@ def test_a_gpus_tile_is_16_kib_of_weights():
     for dtype in (torch.bfloat16, torch.float32):
         tiles = Tiles.for_gpu(shape, dtype)
         assert tiles.rows * tiles.block_k * dtype.itemsize == 16384
+        assert tiles.group == 16, "rows that a tensor core takes, though fewer heads share keys"
 
 
 def test_schedules_without_work_are_run():
