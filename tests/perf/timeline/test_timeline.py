@@ -297,6 +297,13 @@ def test_what_makes_no_sense_is_refused(call: Any, sentence: str) -> None:
         call()
 
 
+def test_attention_that_is_not_split_leaves_no_partial_results() -> None:
+    for splits, partial in ((1, 0.0), (2, 4.0 * TINY.group * (TINY.head_dim + 1))):
+        shape = decode_shape(MODELS["minifer-tiny"], batch=2, splits=splits)
+        task = task_of(Instruction(Op.ATTENTION, end=1), shape, 100, 2.0, 2.0)
+        assert task.other == 100 / splits * 2 * shape.head_dim * 2 + partial
+
+
 # -- measured timestamps
 
 
