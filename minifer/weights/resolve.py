@@ -137,7 +137,7 @@ def _usable_device(device: str | torch.device) -> torch.device:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # without CUDA torch asserts
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).partition(". ")[0]  # torch tells all it knows
         raise ValueError(
             f'device must be "auto", "cpu" or one that torch finds here, got {str(device)!r}: '
             f"{reason}"
