@@ -119,11 +119,11 @@ def test_top_k_keeps_exactly_k_and_the_lowest_ids_among_equals():
 def test_a_negative_zero_is_no_less_than_zero(settings):
     """Zeros of either sign are equal, and so are scores that a division makes zero."""
     zeros = torch.tensor([[-0.0, 0.0, -0.0, 0.0, -9.0], [-1.4e-45, 0.0, -1.4e-45, 0.0, -9.0]])
-    rows = [settings | {"temperature": 2.0}] * 16
-    for row in zeros:
-        logits = row.repeat(16, 1)
-        assert drawn(logits, rows, range(16)) == expected(logits, rows, list(range(16)))
-    assert set(drawn(zeros[:1].repeat(16, 1), rows, range(16))) == {0, 1}
+    rows, seeds = [settings | {"temperature": 2.0}] * 8, list(range(8))
+    logits = zeros.repeat_interleave(4, 0)
+    tokens = drawn(logits, rows, seeds)
+    assert tokens == expected(logits, rows, seeds)
+    assert set(tokens) == {0, 1}
 
 
 @pytest.mark.parametrize("k", [2**32 + 1, 2**63 - 1, -(2**63), 2**31, -(2**32) + 1])
@@ -134,11 +134,18 @@ def test_a_k_of_64_bits_is_off_and_not_cut_down(k):
     assert tokens.tolist() == drawn(logits, [{}] * 8, range(8))
 
 
+def one_draw_of_each(p):
+    """A row of logits a token, and seeds with which the whole distribution p gives each token."""
+    logits = sampler.log(p)
+    tokens = expected(logits.repeat(64, 1), [{}] * 64, list(range(64)))
+    return logits.repeat(len(p), 1), [tokens.index(token) for token in range(len(p))]
+
+
 def test_top_p_keeps_the_token_that_crosses_and_equality_adds_none():
     """Of [.5, .3, .2], p = .8 keeps two, and one more than that all three."""
-    logits = sampler.log([0.5, 0.3, 0.2]).repeat(16, 1)
+    logits, seeds = one_draw_of_each([0.5, 0.3, 0.2])
     for p, kept in ((0.8, {0, 1}), (0.81, {0, 1, 2}), (0.5, {0}), (0.51, {0, 1})):
-        assert set(drawn(logits, [{"top_p": p}] * 16, range(16))) == kept
+        assert set(drawn(logits, [{"top_p": p}] * 3, seeds)) == kept
 
 
 def test_a_tiny_p_keeps_one_of_many_equals():
@@ -148,9 +155,9 @@ def test_a_tiny_p_keeps_one_of_many_equals():
 
 def test_top_p_renormalises_over_what_top_k_left():
     """Of [.4, .3, .2, .1] k = 2 leaves 4/7 and 3/7: p = .57 keeps one, .58 both."""
-    logits = sampler.log([0.4, 0.3, 0.2, 0.1]).repeat(10, 1)
+    logits, seeds = one_draw_of_each([0.4, 0.3, 0.2, 0.1])
     for p, kept in ((0.57, {0}), (0.58, {0, 1})):
-        assert set(drawn(logits, [{"top_k": 2, "top_p": p}] * 10, range(10))) == kept
+        assert set(drawn(logits, [{"top_k": 2, "top_p": p}] * 4, seeds)) == kept
 
 
 def test_large_logits_and_small_temperatures_do_not_overflow():
