@@ -11,7 +11,6 @@ from __future__ import annotations
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,15 +55,15 @@ def sound(programs: int) -> Schedule:
     return assign(build(shape(2, 2, NARROW), programs), programs)
 
 
-def rows() -> Iterator[Row]:
-    for name in MUTANTS:
-        row = Row(name, verify(mutate(name, sound(2))).errors)
-        for programs in (2, 3):
-            broken, plans = mutate(name, sound(programs)), interleavings(programs)
-            row.found[programs], row.runs[programs] = 0, len(plans)
-            for how in plans:
-                _run(row, broken, programs, how)
-        yield row
+def examine(name: str) -> Row:
+    """One mutant before the verifier, and in every interleaving of 2 and of 3 programs."""
+    row = Row(name, verify(mutate(name, sound(2))).errors)
+    for programs in (2, 3):
+        broken, plans = mutate(name, sound(programs)), interleavings(programs)
+        row.found[programs], row.runs[programs] = 0, len(plans)
+        for how in plans:
+            _run(row, broken, programs, how)
+    return row
 
 
 def _run(row: Row, broken: Schedule, programs: int, how: Interleaving) -> None:
@@ -80,7 +79,7 @@ def _run(row: Row, broken: Schedule, programs: int, how: Interleaving) -> None:
 
 def main() -> None:
     table = []
-    for row in rows():
+    for row in map(examine, MUTANTS):
         table.append(row)
         print(f"{row.name}: {dict(row.found)}", file=sys.stderr, flush=True)
     total = sum(table[0].runs.values())

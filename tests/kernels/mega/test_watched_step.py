@@ -251,11 +251,14 @@ def test_what_the_verifier_accepts_runs_clean_and_exact(data: st.DataObject) -> 
         assert step.tokens_are_right()
 
 
+# Mutants after which the greedy tokens of some interleaving are still right.
+UNSEEN_IN_TOKENS = ("dropped-wait", "stale-epoch", "wrong-layer")
+
+
 @pytest.mark.slow
-def test_every_mutant_is_rejected_by_both_and_greedy_tokens_accept_many() -> None:
-    rows = list(mutant_matrix.rows())
-    assert len(rows) >= 10
-    for row in rows:
-        assert row.verifier, row.name
-        assert all(row.found.values()), row.name  # on 2 and on 3 programs
-    assert sum(row.right_tokens > 0 for row in rows) >= 3
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_rejected_by_both_on_2_and_on_3_programs(name: str) -> None:
+    row = mutant_matrix.examine(name)
+    assert row.verifier
+    assert all(row.found.values())
+    assert name not in UNSEEN_IN_TOKENS or row.right_tokens > 0
