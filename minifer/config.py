@@ -11,9 +11,11 @@ F MLP width, H query heads, K KV heads, C head dim, L layers, V vocabulary, P bl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any, Literal
+
+from minifer.loops import LOOP_BATCHING, LoopConfig, LoopKVPolicy
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 PrefixIndexName = Literal["hash", "radix"]
@@ -76,6 +78,7 @@ class ModelConfig:
     dtype: str = "float32"  # of the checkpoint
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    loop: LoopConfig | None = None  # of a model whose middle layers run more than once
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
@@ -94,6 +97,11 @@ class ModelConfig:
                 f"sliding_windows needs one entry a layer: {self.num_layers} layers, "
                 f"{len(self.sliding_windows)} entries"
             )
+        if self.loop is not None and self.loop.num_layers != self.num_layers:
+            raise ValueError(
+                f"num_layers must be prelude + core + coda = {self.loop.num_layers} of loop, "
+                f"got {self.num_layers}"
+            )
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer in tokens, None for full attention."""
@@ -102,7 +110,7 @@ class ModelConfig:
     @property
     def num_kv_slots(self) -> int:
         """KV slots a token fills: (layer × iteration). A plain transformer iterates once."""
-        return self.num_layers
+        return self.num_layers if self.loop is None else self.loop.num_kv_slots
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,10 @@ class EngineConfig:
     # Sampling (stage 4)
     seed: int | None = 0  # of requests that bring none; None draws one from the system
     float32_logits: bool = False  # run the LM head in float32 (bf16 flips close greedy picks)
+    # Loop models: how often the core runs, and what it remembers
+    max_num_loops: int | None = None  # what a request may ask for; None: the model's mean depth
+    loop_kv_policy: str = "full"  # which iterations keep KV: full, terminal, cyclic-M, first-M
+    loop_batching: str = "continuous"  # lockstep: every step ends with its deepest request
     # Post-processing (stage 5)
     guards: str = "report"  # what the default guards do about a reply that goes wrong
     # Everywhere: poison, guard bands, invariants after every step. Slow, and loud.
@@ -147,7 +159,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         positive = ["max_num_seqs", "max_num_batched_tokens", "block_size", "kv_disk_bytes"]
         optional = ["max_prefill_chunk", "max_model_len", "priority_ageing_steps"]
-        optional += ["num_kv_blocks", "kv_cache_bytes", "kv_dram_bytes"]
+        optional += ["num_kv_blocks", "kv_cache_bytes", "kv_dram_bytes", "max_num_loops"]
         for name in positive + optional:
             value = getattr(self, name)
             if value is None and name not in positive:
@@ -179,6 +191,7 @@ class EngineConfig:
             ("kv_write_policy", KV_WRITE_POLICIES),
             ("kv_load_policy", KV_LOAD_POLICIES),
             ("guards", GUARD_ACTIONS),
+            ("loop_batching", LOOP_BATCHING),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -188,6 +201,11 @@ class EngineConfig:
             raise ValueError(
                 "kv_dram_bytes and kv_disk_path need enable_prefix_caching=True, got False: a tier "
                 "finds blocks by their prefix"
+            )
+        if LoopKVPolicy(self.loop_kv_policy).overwrites and self.enable_prefix_caching:
+            raise ValueError(
+                f"loop_kv_policy={self.loop_kv_policy} needs enable_prefix_caching=False: its KV "
+                "is overwritten, so a prefix found is not a prefix computed"
             )
 
     @property
@@ -204,3 +222,22 @@ class EngineConfig:
                 f"unknown engine option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
             )
         return cls(**kwargs)
+
+
+def with_engine_loops(model: ModelConfig, engine: EngineConfig) -> ModelConfig:
+    """A model's configuration with the depth and KV slots that an engine chose for it.
+
+    Raises `ValueError` for loop options of a model that has no loop.
+    """
+    if model.loop is None:
+        for name in ("max_num_loops", "loop_kv_policy"):
+            value = getattr(engine, name)
+            if value not in (None, "full"):
+                raise ValueError(
+                    f"{name} needs a loop model such as parcae-tiny; this one runs each layer "
+                    f"once, got {value!r}"
+                )
+        return model
+    deepest = engine.max_num_loops or model.loop.mean_recurrence
+    loop = replace(model.loop, max_num_loops=deepest, kv_policy=engine.loop_kv_policy)
+    return replace(model, loop=loop)

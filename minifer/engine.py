@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from minifer.config import EngineConfig
+from minifer.config import EngineConfig, with_engine_loops
 from minifer.events import EventBus, EventSink, StepTimer
 from minifer.exclusive import one_at_a_time
 from minifer.execution.fingerprint import kv_namespace
@@ -133,7 +133,7 @@ class Engine:
     @classmethod
     def from_loaded(cls, loaded: Any, config: EngineConfig, **parts: Any) -> Engine:
         """Build an engine around a `LoadedModel`."""
-        model_config = loaded.config
+        model_config = with_engine_loops(loaded.config, config)
         parameter = next(loaded.model.parameters())
         known = model_config.max_position_embeddings
         if (config.max_model_len or 0) > known:
@@ -146,6 +146,8 @@ class Engine:
             max_model_len=config.max_model_len or known,
             kv_capacity=blocks * config.block_size,
             max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            loop=model_config.loop,
         )
         runner = make_runner(loaded.model, model_config, config, blocks)
         disk = config.kv_disk_path is not None

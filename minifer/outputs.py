@@ -29,6 +29,7 @@ class CompletionOutput:
     finish_reason: None while it runs; "stop" (end token, stop id or stop string), "length",
     "abort", "error"; or what a hook says: "repetition", "language_drift", "content_filter".
     stop_reason: the stop string or stop id that hit, the error's text, or the hook's reason.
+    num_loops: of a loop model, the iterations that each token of token_ids took.
     """
 
     index: int
@@ -38,6 +39,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    num_loops: list[int] | None = None
 
     @property
     def finished(self) -> bool:

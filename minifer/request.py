@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from minifer.loops import LoopKVPolicy
 from minifer.sampling_params import MAX_SEED, OutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from minifer.execution.grammar import GrammarState
+    from minifer.execution.loops.state import SuspendedLoops
     from minifer.kv.prefix_key import PrefixKey
     from minifer.outputs import RequestGroup
 
@@ -49,6 +51,8 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()  # that end this request; empty with ignore_eos
     max_total_tokens: int = 0  # prompt + output limit: model length and KV capacity
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # bad_words as token sequences
+    num_loops: int | None = None  # of each of its tokens; None: the model is no loop model
+    loop_kv_policy: str = "full"
 
     # written by scheduling
     arrival: int = 0  # order of arrival
@@ -64,6 +68,9 @@ class Request:
     # written by decode and postprocessing
     token_ids: list[int] = field(default_factory=list)  # prompt + output
     grammar: GrammarState | None = None  # where the output is in `params.structured`
+    # written by execution, for loop models
+    suspended: SuspendedLoops | None = None  # tokens between two of their iterations
+    loops_run: dict[int, int] = field(default_factory=dict)  # position → iterations its logits took
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -86,6 +93,8 @@ class Request:
             num_published_blocks=0,
             token_ids=list(self.token_ids),
             grammar=None if self.grammar is None else self.grammar.copy(),
+            suspended=None,
+            loops_run=dict(self.loops_run),
         )
 
     @property
@@ -104,6 +113,20 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """A copy of the generated tokens."""
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def num_suspended_tokens(self) -> int:
+        """Tokens that have their blocks and are not computed yet."""
+        return 0 if self.suspended is None else self.suspended.num_tokens
+
+    @property
+    def overwrites_kv(self) -> bool:
+        return self.num_loops is not None and LoopKVPolicy(self.loop_kv_policy).overwrites
+
+    @property
+    def num_shareable_tokens(self) -> int:
+        """Leading tokens whose KV another request may have: after early exits it is approximate."""
+        return self.num_tokens if self.params.exit_threshold is None else self.num_prompt_tokens
 
     @property
     def finished(self) -> bool:

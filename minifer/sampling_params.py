@@ -85,6 +85,7 @@ _INTEGERS_OR_NONE: _Rules = (
     ("max_tokens", 1, math.inf, "an integer of at least 1, or None"),
     ("logprobs", -1, math.inf, "an integer of at least 0, -1 or None"),
     ("prompt_logprobs", -1, math.inf, "an integer of at least 0, -1 or None"),
+    ("num_loops", 1, math.inf, "an integer of at least 1, or None"),
 )
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 
@@ -185,6 +186,9 @@ class SamplingParams:
     repetition_detection: end a reply that repeats itself; a mapping of its fields will do.
     structured: the form that the reply must have (a JSON schema, a regular expression, …); a
         mapping of its fields will do.
+    num_loops: of a loop model, how often its core runs for each token; None: the engine's default.
+    exit_threshold: a generated token leaves the loop when 1 − cosine of two successive states is
+        below it; 0 never leaves. In [0, 1]; None: every token runs num_loops.
 
     Numbers of other libraries (numpy's) are taken and become Python's. Raises `ValueError` naming
     the field, its value and the limit.
@@ -216,6 +220,8 @@ class SamplingParams:
     cache_salt: str | None = None
     repetition_detection: RepetitionDetection | None = None
     structured: StructuredOutput | None = None
+    num_loops: int | None = None
+    exit_threshold: float | None = None
     output_kind: OutputKind = OutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -229,6 +235,10 @@ class SamplingParams:
         for name, low, high, rule in _INTEGERS_OR_NONE:
             if getattr(self, name) is not None:
                 set_(name, _integer(name, getattr(self, name), low, high, rule))
+        if self.exit_threshold is not None:
+            rule = "a number in [0, 1], or None"
+            value = _number("exit_threshold", self.exit_threshold, 0, 1, rule)
+            set_("exit_threshold", value)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")

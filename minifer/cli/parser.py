@@ -23,6 +23,7 @@ from minifer.config import (
     PREFIX_INDEXES,
     EngineConfig,
 )
+from minifer.loops import LOOP_BATCHING
 from minifer.sampling_params import RepetitionDetection, SamplingParams
 from minifer.structured_output import StructuredOutput
 
@@ -63,6 +64,11 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
         "JSON",
         'end an answer that repeats itself: {"max_pattern_size": 32, "min_count": 4}',
     ),
+    "num_loops": ("N", "loop models: how often the core runs for each token"),
+    "exit_threshold": (
+        "X",
+        "loop models: a token leaves the loop when its state turns by less than X (1 − cosine)",
+    ),
     "structured": (
         "JSON",
         'the form of the answer: {"json": SCHEMA}, {"json_object": true}, {"regex": "[0-9]+"}, '
@@ -95,6 +101,19 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "kv_load_policy": ("", "auto: load a block where that beats computing it; always: load it"),
     "kv_load_timeout": ("S", "seconds a request waits for its blocks from disk"),
     "float32_logits": ("", "compute logits in float32 with a smaller dtype"),
+    "max_num_loops": (
+        "N",
+        "loop models: what a request may ask for, and KV is kept for; none: the mean",
+    ),
+    "loop_kv_policy": (
+        "NAME",
+        "loop models: which iterations keep KV: full, terminal, cyclic-M or first-M",
+    ),
+    "loop_batching": (
+        "",
+        "loop models: continuous: requests at any iteration share a step; lockstep: all wait for "
+        "the deepest",
+    ),
     "guards": ("", "a reply that repeats itself or changes its script: report it, or stop it too"),
     "debug": ("", "poison unused KV memory and check every invariant after every step; slow"),
 }
@@ -106,6 +125,7 @@ _CHOICES = {
     "kv_write_policy": KV_WRITE_POLICIES,
     "kv_load_policy": KV_LOAD_POLICIES,
     "guards": GUARD_ACTIONS,
+    "loop_batching": LOOP_BATCHING,
 }
 
 

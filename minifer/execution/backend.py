@@ -48,6 +48,10 @@ class Backend(Protocol):
         """x [T, D], weight [2 F, D], gate's rows first → silu(gate) · up of the norm [T, F]."""
         ...
 
+    def inject(self, h: Tensor, decay: Tensor, term: Tensor) -> Tensor:
+        """h [T, D] · decay [D] + term [T, D], the last two float32, returned in h's dtype."""
+        ...
+
     def attention(
         self,
         query: Tensor,
@@ -100,6 +104,9 @@ class TorchBackend:
         """gate_up [T, 2 F] → silu(first half) · second half [T, F]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def inject(self, h: Tensor, decay: Tensor, term: Tensor) -> Tensor:
+        return (h.float() * decay + term).to(h.dtype)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate x [T, heads, C] by the rows of cos, sin [T, C/2] (half-split pairs)."""

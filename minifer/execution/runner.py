@@ -126,6 +126,10 @@ def make_runner(
         from minifer.execution.backends.megakernel import MegakernelRunner
 
         return MegakernelRunner(model, config, engine, num_blocks)
+    if config.loop is not None:
+        from minifer.execution.loops.runner import LoopedRunner
+
+        return LoopedRunner(model, config, engine, num_blocks)
     return ModelRunner(model, config, engine, num_blocks)
 
 

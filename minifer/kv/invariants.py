@@ -46,7 +46,7 @@ def _check_request(kv: KVCacheManager, request: Request) -> None:
         return
     computed, total = request.num_computed_tokens, request.num_tokens
     _require(0 <= computed <= total, "{} computed more than it has", request)
-    needed = -(-computed // kv.block_size)
+    needed = -(-(computed + request.num_suspended_tokens) // kv.block_size)
     _require(len(request.block_table) == needed, "{} holds {}", request, request.block_table)
     full = request.num_published_blocks
     _require(full * kv.block_size <= computed, "{} published what is not computed", request)

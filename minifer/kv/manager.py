@@ -110,9 +110,12 @@ class KVCacheManager:
         """
         if not self.enable_prefix_caching or request.wants_prompt_logprobs:
             return []
-        most = (request.num_tokens - 1) // self.block_size
+        most = self._most_cached(request)
         self._extend_keys(request, most)
         return self.pool.index.match(request.prefix_keys[:most])
+
+    def _most_cached(self, request: Request) -> int:
+        return min(request.num_tokens - 1, request.num_shareable_tokens) // self.block_size
 
     def find_stored(self, request: Request, cached: Sequence[int]) -> TierHit | None:
         """Blocks in the tiers that follow `cached`, the device's; the same tokens are left over.
@@ -122,7 +125,7 @@ class KVCacheManager:
         """
         if self.tiers is None or request.wants_prompt_logprobs:
             return TierHit()
-        most = (request.num_tokens - 1) // self.block_size
+        most = self._most_cached(request)
         return self.tiers.lookup(request, request.prefix_keys[len(cached) : most])
 
     def can_allocate(
@@ -158,7 +161,8 @@ class KVCacheManager:
         writes them into new blocks (`can_allocate` wants their tokens counted in).
 
         Publishes every block that is full after the step, so that a request scheduled later in
-        the same step can share it: a step writes all KV of a layer before it reads any.
+        the same step can share it: a step writes all KV of a layer before it reads any. A loop
+        model may take several steps over it: see `publish_computed`.
         """
         done = Allocation(hits=list(cached))
         if cached:
@@ -177,8 +181,15 @@ class KVCacheManager:
             if self._events:
                 self._events.emit("kv", "kv.block_copied", request.request_id, copies=done.copies)
         table += self.pool.allocate(self._blocks_needed(request, num_new, ()), request.request_id)
-        done.published = self._publish(request, request.num_computed_tokens + num_new)
+        if request.num_loops is None:
+            done.published = self._publish(request, request.num_computed_tokens + num_new)
         return done
+
+    def publish_computed(self, request: Request, allocation: Allocation) -> None:
+        """After a step: offer the full blocks of a loop model's request, not before every
+        iteration has written them."""
+        if request.num_loops is not None:
+            allocation.published = self._publish(request, request.num_computed_tokens)
 
     def prepare(self, plan: SchedulePlan) -> StepInput:
         """Lay a plan out for the model: tokens, positions, slots, block tables, rows wanted."""
@@ -205,6 +216,8 @@ class KVCacheManager:
             self.tiers.observe_loads(len(step.block_loads), step.load_seconds)
         for entry in plan.scheduled:
             allocation = entry.allocation
+            if not entry.completed:
+                continue
             if not allocation.computed:
                 raise RuntimeError(f"the step of {entry.request} has not run, nothing to store")
             blocks = [self.pool.blocks[b] for b in (*allocation.hits, *allocation.published)]
@@ -297,7 +310,7 @@ class KVCacheManager:
         """Offer the blocks that are full once `num_tokens` tokens are computed."""
         if not self.enable_prefix_caching:
             return []
-        full = num_tokens // self.block_size
+        full = min(num_tokens, request.num_shareable_tokens) // self.block_size
         self._extend_keys(request, full)
         published, table = [], request.block_table
         for i in range(request.num_published_blocks, full):
@@ -320,5 +333,6 @@ class KVCacheManager:
 
 def extra_keys(request: Request) -> ExtraKeys:
     """What besides its tokens the KV of a request depends on, each tagged with its kind."""
-    salt = request.params.cache_salt
-    return () if salt is None else (("salt", salt),)
+    salt, loops = request.params.cache_salt, request.num_loops
+    extra = () if salt is None else (("salt", salt),)
+    return extra if loops is None else (*extra, ("loops", f"{loops} {request.loop_kv_policy}"))

@@ -32,9 +32,11 @@ class StepInput:
     block_poison: in debug mode, blocks that hold nothing any more; not those just copied to.
     block_loads: (block, what a tier has for it), written after these two and before the model
     runs; load_seconds: how long that took, filled in by the runner.
+    scheduled: the plan's entries, one for each of `seq_lens`.
     """
 
     block_size: int
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slot_mapping: list[int] = field(default_factory=list)
@@ -49,10 +51,29 @@ class StepInput:
     sampled: list[tuple[ScheduledRequest, int]] = field(default_factory=list)
     prompt_rows: list[tuple[ScheduledRequest, int, range]] = field(default_factory=list)
 
+    def keep_completed(self) -> None:
+        """Drop the logits of entries that are not completed; those left move up."""
+        place: dict[int, int] = {}  # row of the logits → what it becomes
+        kept: list[int] = []
+        entry = 0
+        for row, token_row in enumerate(self.logits_rows):  # ascending
+            while token_row >= self.query_start[entry + 1]:
+                entry += 1
+            if self.scheduled[entry].completed:
+                place[row] = len(kept)
+                kept.append(token_row)
+        self.logits_rows = kept
+        self.sampled = [(e, place[row]) for e, row in self.sampled if e.completed]
+        self.prompt_rows = [
+            (e, position, range(place[rows[0]], place[rows[-1]] + 1))
+            for e, position, rows in self.prompt_rows
+            if e.completed
+        ]
+
 
 def prepare(plan: SchedulePlan, block_size: int) -> StepInput:
     """Flatten a plan. Slots come from the block tables that scheduling has filled."""
-    step = StepInput(block_size)
+    step = StepInput(block_size, plan.scheduled)
     for entry in plan.scheduled:
         request, table = entry.request, entry.request.block_table
         first_row = len(step.token_ids)

@@ -22,6 +22,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "MistralForCausalLM": "minifer.models.transformer.Transformer",
         "Qwen2ForCausalLM": "minifer.models.transformer.Transformer",
         "Qwen3ForCausalLM": "minifer.models.transformer.Transformer",
+        "ParcaeForCausalLM": "minifer.parcae.model.Parcae",
     }
 )
 

@@ -141,7 +141,8 @@ class SequenceOutput:
             self.num_sent_tokens = self.request.num_output_tokens
             self.num_sent_characters = len(self.text)
         wanted = self.request.params.logprobs is not None
-        first = self.request.num_prompt_tokens + tokens
+        request, first = self.request, self.request.num_prompt_tokens + tokens
+        looped = request.num_loops is not None
         return CompletionOutput(
             index=self.request.index,
             text=self.text[characters:],
@@ -150,6 +151,9 @@ class SequenceOutput:
             cumulative_logprob=self.cumulative_logprob if wanted else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            num_loops=[request.loops_run[p - 1] for p in range(first, request.num_tokens)]
+            if looped
+            else None,
         )
 
 

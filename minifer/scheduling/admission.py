@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minifer.loops import LoopConfig
 from minifer.outputs import RequestGroup
 from minifer.request import MAX_SEED, Request, SamplingParams
 from minifer.structured_output import StructuredOutput
@@ -36,13 +37,16 @@ class Grammars(Protocol):
 class Limits:
     """What the model and the engine can do.
 
-    max_model_len: positions the model knows. kv_capacity: tokens the KV cache holds.
+    max_model_len: positions the model knows. kv_capacity: tokens the KV cache holds. loop: of a
+    loop model.
     """
 
     vocab_size: int
     max_model_len: int
     kv_capacity: int
     max_num_seqs: int
+    max_num_batched_tokens: int | None = None
+    loop: LoopConfig | None = None
 
     @property
     def max_prompt_len(self) -> int:
@@ -74,6 +78,7 @@ def admit(
     ids = _token_ids(prompt_token_ids)
     _check_prompt(ids, params, limits)
     _check_params(params, limits)
+    _check_loops(len(ids), params, limits)
     group = RequestGroup(request_id, prompt, params.n)
     bad_word_ids = _bad_word_ids(params.bad_words, encoder)
     if params.prompt_logprobs is not None:
@@ -87,6 +92,8 @@ def admit(
         eos_token_ids=frozenset() if params.ignore_eos else frozenset(eos_token_ids),
         max_total_tokens=limits.max_total_tokens,
         bad_word_ids=bad_word_ids,
+        num_loops=_num_loops(params, limits),
+        loop_kv_policy="full" if limits.loop is None else limits.loop.kv_policy,
         forks_pending=params.n - 1,
         grammar=_grammar(params.structured, grammars),
     )
@@ -141,6 +148,35 @@ def _check_params(params: SamplingParams, limits: Limits) -> None:
             )
     if params.n > limits.max_num_seqs:
         raise ValueError(f"n must be at most max_num_seqs ({limits.max_num_seqs}), got {params.n}")
+
+
+def _num_loops(params: SamplingParams, limits: Limits) -> int | None:
+    if limits.loop is None:
+        return None
+    return params.num_loops or min(limits.loop.mean_recurrence, limits.loop.max_num_loops)
+
+
+def _check_loops(num_prompt_tokens: int, params: SamplingParams, limits: Limits) -> None:
+    if limits.loop is None:
+        for name in ("num_loops", "exit_threshold"):
+            if getattr(params, name) is not None:
+                raise ValueError(
+                    f"{name} needs a loop model such as parcae-tiny; this one runs each layer "
+                    f"once, got {getattr(params, name)}"
+                )
+        return
+    if (params.num_loops or 1) > limits.loop.max_num_loops:
+        raise ValueError(
+            f"num_loops must be at most max_num_loops ({limits.loop.max_num_loops}), "
+            f"got {params.num_loops}"
+        )
+    budget = limits.max_num_batched_tokens
+    if limits.loop.policy.overwrites and budget is not None and num_prompt_tokens > budget:
+        raise ValueError(
+            f"the prompt has {num_prompt_tokens} tokens; with loop_kv_policy="
+            f"{limits.loop.kv_policy} it must fit into one step, and max_num_batched_tokens "
+            f"is {budget}"
+        )
 
 
 def _bad_word_ids(words: Sequence[str], encoder: TextEncoder | None) -> tuple[tuple[int, ...], ...]:

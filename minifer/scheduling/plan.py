@@ -10,12 +10,17 @@ from minifer.request import Request
 
 @dataclass
 class ScheduledRequest:
-    """One request's share of a step: its tokens [start, start + num_new)."""
+    """One request's share of a step: its tokens [start, start + num_new).
+
+    completed: False when a loop model has not taken them through all iterations yet; the runner
+    says so, and the next step goes on with them.
+    """
 
     request: Request
     start: int
     num_new: int
     allocation: Allocation
+    completed: bool = True
 
     @property
     def end(self) -> int:

@@ -66,7 +66,7 @@ class Scheduler:
         elif request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.kv.free(request)
-        request.status = RequestStatus.FINISHED
+        request.status, request.suspended = RequestStatus.FINISHED, None
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` run on from a running parent's tokens, sharing its blocks.
@@ -109,10 +109,12 @@ class Scheduler:
     def _schedule_running(self, plan: SchedulePlan, budget: int) -> int | None:
         """Returns what is left of the budget, or None when somebody was preempted."""
         preempted = False
-        for request in list(self.running):
+        # Those in the middle of their loops first: they have their share of the budget already.
+        for request in sorted(self.running, key=lambda r: r.suspended is None):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by one before it
-            num_new = self._num_new(request, request.num_computed_tokens, budget)
+            num_new = request.num_suspended_tokens
+            num_new = num_new or self._num_new(request, request.num_computed_tokens, budget)
             if num_new == 0:
                 break
             while not self.kv.can_allocate(request, num_new):
@@ -140,6 +142,8 @@ class Scheduler:
                 continue
             num_cached, num_stored = (len(hit) * self.kv.block_size for hit in (cached, stored))
             num_new = self._num_new(request, num_cached + num_stored, budget)
+            if num_new == 0:
+                break
             if not self.kv.can_allocate(request, num_stored + num_new, cached):
                 break
             self.waiting.remove(request)
@@ -157,6 +161,9 @@ class Scheduler:
             self.waiting.resume(request)
 
     def _num_new(self, request: Request, computed: int, budget: int) -> int:
+        if request.overwrites_kv:  # a prompt in one piece, then token by token
+            whole = max(1, request.num_prompt_tokens - computed)
+            return whole if whole <= budget else 0
         chunk = self.config.max_prefill_chunk or budget
         return min(request.num_tokens - computed, chunk, budget)
 
@@ -215,7 +222,7 @@ class Scheduler:
         self.running.remove(request)
         self.kv.free(request)
         request.status = RequestStatus.WAITING
-        request.num_computed_tokens = 0
+        request.num_computed_tokens, request.suspended = 0, None
         request.num_preemptions += 1
         request.group.metrics.num_preemptions += 1
         self.num_preemptions += 1
@@ -225,10 +232,12 @@ class Scheduler:
         return freed
 
     def advance(self, plan: SchedulePlan) -> None:
-        """The step has been computed: its tokens are in the cache."""
+        """The step has been computed: the tokens it completed are in the cache."""
         for entry in plan.scheduled:
-            entry.request.num_computed_tokens = entry.end
-            entry.allocation.computed = True
+            if entry.completed:
+                entry.request.num_computed_tokens = entry.end
+                entry.allocation.computed = True
+                self.kv.publish_computed(entry.request, entry.allocation)
 
     def take_back(self, plan: SchedulePlan) -> None:
         """The step was not computed: what it published must not be found."""
@@ -245,7 +254,7 @@ class Scheduler:
         self.running, self.loading, self.waiting = [], [], self._make_policy()
         for request in sorted(requests, key=lambda r: (r.arrival, r.index)):
             request.block_table, request.num_published_blocks = [], 0
-            request.num_computed_tokens = 0
+            request.num_computed_tokens, request.suspended = 0, None
             if request.status is RequestStatus.RUNNING:
                 request.num_preemptions += 1
                 if self._events:

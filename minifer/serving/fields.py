@@ -83,6 +83,8 @@ SAMPLING: Mapping[str, Kind] = {
     "priority": INTEGER,
     "cache_salt": STRING,
     "repetition_detection": OBJECT,
+    "num_loops": INTEGER,
+    "exit_threshold": NUMBER,
 }
 # Of both POST routes.
 COMMON: Mapping[str, Kind] = {

@@ -47,6 +47,8 @@ SAMPLING: dict[str, tuple[str, Any]] = {
     "priority": ("--priority -3", -3),
     "cache_salt": ("--cache-salt pepper", "pepper"),
     "structured": ('--structured {"regex":"[0-9]+"}', StructuredOutput(regex="[0-9]+")),
+    "num_loops": ("--num-loops 4", 4),
+    "exit_threshold": ("--exit-threshold 0.125", 0.125),
     "repetition_detection": (
         '--repetition-detection {"max_pattern_size":8,"min_count":3}',
         RepetitionDetection(max_pattern_size=8, min_count=3),
@@ -74,6 +76,9 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "kv_load_policy": ("--kv-load-policy always", "always"),
     "kv_load_timeout": ("--kv-load-timeout 0.5", 0.5),
     "float32_logits": ("--float32-logits", True),
+    "max_num_loops": ("--max-num-loops none", None),
+    "loop_kv_policy": ("--loop-kv-policy full", "full"),
+    "loop_batching": ("--loop-batching lockstep", "lockstep"),
     "guards": ("--guards stop", "stop"),
     "debug": ("--debug", True),
 }

@@ -1,0 +1,127 @@
+"""How the state is kept and the input is added at the start of every iteration: x = Ā h + B̄ e.
+
+Drop the blocks and a looped model is the linear system h ← Ā h + B̄ e: it forgets its start when
+the spectral radius ρ(Ā) is below 1, drifts at 1, explodes above. Pre-norm blocks add a residual
+that is bounded whatever h is, so with them the same holds: ‖h‖ ≤ (‖B̄ e‖ + M) / (1 − ρ) for a
+diagonal Ā, growth by ρ an iteration for ρ > 1.
+
+=========  ======================  =============  ==================================
+kind       Ā                       B̄ e            ρ(Ā)
+=========  ======================  =============  ==================================
+diagonal   exp(−Δ · exp(A_log))    Δ · (B e)      below 1, whatever is learned
+concat     W[:, :D], free          W[:, D:] e     anything
+add        1                       e              1
+=========  ======================  =============  ==================================
+
+`diagonal` is Parcae's (https://arxiv.org/abs/2604.12946, section 4.1): a negative diagonal A,
+discretised exactly (zero-order hold) with a step Δ = softplus(dt_bias); B by Euler's rule. e is
+the same in every iteration, so B̄ e is computed once a token. Decay and B̄ e stay float32: in
+bfloat16 a decay above 0.998 is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from minifer.execution.backend import Backend
+
+INITIAL_DECAY = math.sqrt(1 / 5)
+
+
+class Injection(nn.Module):
+    """What the three kinds have in common. D: the width of h and e."""
+
+    def discretise(self) -> tuple[Tensor, Tensor]:
+        """Ā and B̄ in float32: a vector [D] stands for a diagonal matrix, else [D, D]."""
+        raise NotImplementedError
+
+    def input_term(self, e: Tensor) -> Tensor:
+        """e [T, D] → B̄ e [T, D], float32: once a token."""
+        _, B = self.discretise()
+        return e.float() * B if B.dim() == 1 else F.linear(e.float(), B)
+
+    def forward(self, h: Tensor, term: Tensor, backend: Backend) -> Tensor:
+        """h [T, D] and the input term [T, D] → Ā h + B̄ e in h's dtype: once an iteration."""
+        A, _ = self.discretise()
+        if A.dim() == 1:
+            return backend.inject(h, A, term)
+        return (F.linear(h.float(), A) + term).to(h.dtype)
+
+    @torch.no_grad()
+    def spectral_radius(self) -> float:
+        """ρ(Ā): the largest |eigenvalue|."""
+        A, _ = self.discretise()
+        values = A if A.dim() == 1 else torch.linalg.eigvals(A)
+        return float(values.abs().max())
+
+    def init_weights(self, generator: torch.Generator, std: float) -> None:
+        """The start of training. std: of a free matrix."""
+
+
+class DiagonalInjection(Injection):
+    """A_log, dt_bias [D] float32; B [D, D]. ρ < 1 by construction."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.A_log = nn.Parameter(torch.empty(width, dtype=torch.float32, device=device))
+        self.dt_bias = nn.Parameter(torch.empty(width, dtype=torch.float32, device=device))
+        self.B = nn.Parameter(torch.empty(width, width, dtype=dtype, device=device))
+
+    def discretise(self) -> tuple[Tensor, Tensor]:
+        delta = F.softplus(self.dt_bias.float())
+        decay = torch.exp(-delta * self.A_log.float().exp())
+        return decay, delta[:, None] * self.B.float()
+
+    def input_term(self, e: Tensor) -> Tensor:
+        return F.softplus(self.dt_bias.float()) * F.linear(e, self.B).float()
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator, std: float) -> None:
+        """Ā = √(1/5), B = 1."""
+        delta = -math.log(INITIAL_DECAY)
+        self.A_log.zero_()
+        self.dt_bias.fill_(delta + math.log(-math.expm1(-delta)))  # softplus⁻¹
+        nn.init.eye_(self.B)
+
+
+class ConcatInjection(Injection):
+    """W [D, 2 D] over (h, e): free (Huginn, RDM: https://arxiv.org/abs/2502.05171)."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.W = nn.Parameter(torch.empty(width, 2 * width, dtype=dtype, device=device))
+
+    def discretise(self) -> tuple[Tensor, Tensor]:
+        A, B = self.W.float().chunk(2, dim=1)
+        return A, B
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator, std: float) -> None:
+        self.W.copy_(torch.randn(self.W.shape, generator=generator) * std)
+
+
+class AddInjection(Injection):
+    """x = h + e: no parameters."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        ones = torch.ones(width, device=device)
+        self.register_buffer("ones", ones, persistent=False)
+
+    ones: Tensor
+
+    def discretise(self) -> tuple[Tensor, Tensor]:
+        return self.ones, self.ones
+
+
+KINDS: dict[str, type[DiagonalInjection | ConcatInjection | AddInjection]] = {
+    "diagonal": DiagonalInjection,
+    "concat": ConcatInjection,
+    "add": AddInjection,
+}
