@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from minifer.cli import bench, chat, faults, generate, kernels, pull, serve, trace
+from minifer.cli import bench, chat, faults, generate, kernels, parcae, pull, serve, trace
 from minifer.cli.parser import Parser
 from minifer.kernels.mode import interpret_without_gpu
 
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="minifer", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (pull, generate, chat, trace, serve, bench, faults, kernels):
+    for command in (pull, generate, chat, trace, serve, bench, faults, kernels, parcae):
         command.add(commands)
     return parser
 

@@ -1,0 +1,39 @@
+"""`minifer parcae`: the laboratory of the loop model, one sub-command an experiment."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from minifer.cli.parser import add_command
+
+NAMES = ("stability", "laws", "tradeoff", "batching", "convert")
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "parcae EXPERIMENT",
+        lambda arguments: 2,  # argparse asks for an experiment before this is called
+        summary="the loop model: its stability, its scaling laws, its depth in the engine",
+        about="Parcae applies its middle layers T times with the same weights. These commands show "
+        "on a CPU, in minutes, what keeps that stable, what more loops are worth, and what they "
+        "cost to serve. To generate with a loop model use `minifer generate --model parcae-tiny`; "
+        "--num-loops sets the depth.",
+        examples=[
+            ("parcae stability", "spectral radius and state norm, forced and trained"),
+            ("parcae stability --help", "its options"),
+        ],
+        code=[
+            ("parcae/injection.py", "the linear system at the start of an iteration"),
+            ("parcae/model.py", "the stages: prelude, loop, coda"),
+            ("minifer/execution/loops/", "how the engine schedules depth"),
+        ],
+    )
+    experiments = parser.add_subparsers(
+        title="experiments", metavar="EXPERIMENT", required=True, prog="minifer parcae"
+    )
+    for name in NAMES:
+        if find_spec(f"minifer.cli.parcae_{name}") is not None:
+            import_module(f"minifer.cli.parcae_{name}").add(experiments)
