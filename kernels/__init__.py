@@ -14,6 +14,7 @@ The package stands at the top of the tree as `kernels/` and is installed below `
     flash_attention         attention of a prefill: softmax without a matrix of scores
     paged_decode            attention of a decode step: one query, its context in parts
     sample                  from logits to a token, without a sort
+    inject                  a loop model: the state decays, the input is added
     quantized_gemv          weights of 8 and 4 bits (`quantization` makes them)
     mega/                   a whole decode step in one launch, and a proof that it cannot hang
     cosim/                  many programs at once on a CPU, in any order, watched for races

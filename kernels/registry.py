@@ -22,6 +22,7 @@ _MODULES = (
     "flash_attention",
     "paged_decode",
     "sample",
+    "inject",
 )
 
 # name → module

@@ -60,3 +60,11 @@ def test_fused_products_load_weights_before_they_wait():
 def test_a_tiled_product_waits_before_it_reads():
     (_, steps), *_ = steps_of("gemm")
     assert steps[:2] == ["griddepcontrol.launch_dependents", "griddepcontrol.wait"]
+
+
+@pytest.mark.slow
+def test_an_injection_waits_before_it_reads_even_the_decay():
+    """Which is no weight: a kernel before it has just computed it."""
+    (_, steps), *_ = steps_of("inject")
+    assert steps[:2] == ["griddepcontrol.launch_dependents", "griddepcontrol.wait"]
+    assert steps[2].startswith("ld.global")

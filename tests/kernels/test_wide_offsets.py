@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from kernel_helpers import random_tensor
 from minifer.kernels.flash_attention import flash_attention
+from minifer.kernels.inject import inject
 from minifer.kernels.paged_decode import paged_decode
 from minifer.kernels.products import load_tile
 from minifer.kernels.rms_norm import rms_norm
@@ -75,6 +76,15 @@ def test_queries_keys_and_values(memory, shape, strides):
 def test_rows_to_norm(memory, shape, strides):
     x, weight = apart(memory, shape, strides), random_tensor(C, seed=2, dtype=torch.float16)
     assert torch.equal(rms_norm(x, weight, 1e-5), rms_norm(x.contiguous(), weight, 1e-5))
+
+
+def test_rows_of_a_state(memory):
+    h, term = apart(memory, (3, C), (FAR, 1)), random_tensor(3, C, seed=2)
+    decay = random_tensor(C, seed=3).sigmoid()
+    assert torch.equal(inject(h, decay, term), inject(h.contiguous(), decay, term))
+    wide = memory.view(torch.float32).as_strided((3, C), (FAR // 2, 1), HALF // 2)
+    wide.copy_(term)
+    assert torch.equal(inject(term, decay, wide), inject(term, decay, term))
 
 
 def test_rows_of_logits(memory):

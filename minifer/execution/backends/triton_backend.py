@@ -21,6 +21,7 @@ from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
 from minifer.kernels.compat import num_programs_at_once
 from minifer.kernels.flash_attention import flash_attention
+from minifer.kernels.inject import inject
 from minifer.kernels.linear import gated, linear, norm_linear
 from minifer.kernels.mode import prepare
 from minifer.kernels.paged_decode import num_splits, paged_decode
@@ -72,6 +73,9 @@ class TritonBackend(TorchBackend):
         self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         return gated(x, norm, eps, weight, bias, pdl=self._pdl)
+
+    def inject(self, h: Tensor, decay: Tensor, term: Tensor) -> Tensor:
+        return inject(h, decay, term, pdl=self._pdl)
 
     def attention(
         self,

@@ -53,6 +53,7 @@ def groups(
         "rope_append": partial(_rope_append, config, draw, rows),
         "paged_decode": partial(_paged_decode, config, draw, context),
         "sample": partial(_sample, config, draw, rows),
+        "inject": partial(_inject, config, draw, rows),
         "gemm": partial(_gemm, config, draw, 16 * rows),
         "flash_attention": partial(_flash_attention, config, draw, min(context, 2048)),
     }
@@ -282,3 +283,15 @@ def _sample(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
 
     cost = sample_cost(rows, V, top_k=True, top_p=True)
     yield KernelCase(f"sample, {_count(rows)}", make, sample, reference, cost)
+
+
+def _inject(config: ModelConfig, draw: _Draw, rows: int) -> Cases:
+    from minifer.kernels.inject import inject, inject_cost, inject_reference
+
+    D = config.hidden_size
+
+    def make() -> tuple[Tensor, ...]:  # a decay in (0, 1), and in float32 like the term
+        return draw(rows, D), draw(D).float().sigmoid(), draw(rows, D).float()
+
+    cost = inject_cost(rows, D)
+    yield KernelCase(f"inject, {_count(rows)}", make, inject, inject_reference, cost)
