@@ -75,7 +75,8 @@ class LoopConfig:
 
     prelude, core, coda: layers of the three stacks; core may not be 0. mean_recurrence: the mean
     depth it was trained with, and the default depth. mean_backprop_depth: loops that carried
-    gradients. max_num_loops and kv_policy are the engine's choice: they decide the KV slots.
+    gradients. max_num_loops (0: as mean_recurrence) and kv_policy are the engine's choice: they
+    decide the KV slots.
     """
 
     prelude: int
@@ -86,7 +87,7 @@ class LoopConfig:
     injection: str = "diagonal"
     prelude_norm: bool = True
     value_embeddings: bool = True
-    max_num_loops: int = 0  # 0: mean_recurrence
+    max_num_loops: int = 0
     kv_policy: str = "full"
 
     def __post_init__(self) -> None:
@@ -105,9 +106,13 @@ class LoopConfig:
             raise ValueError(
                 f"injection must be one of {', '.join(INJECTIONS)}, got {self.injection!r}"
             )
-        if self.max_num_loops == 0:
-            object.__setattr__(self, "max_num_loops", self.mean_recurrence)
         LoopKVPolicy(self.kv_policy)
+
+    @property
+    def deepest(self) -> int:
+        """The largest depth that KV is kept for. Asked, not stored: `replace(loop,
+        mean_recurrence=16)` changes it too."""
+        return self.max_num_loops or self.mean_recurrence
 
     @property
     def policy(self) -> LoopKVPolicy:
@@ -120,8 +125,8 @@ class LoopConfig:
 
     @property
     def num_kv_slots(self) -> int:
-        """P + S · R + C, where S is `policy.num_slots(max_num_loops)`."""
-        per_layer = self.policy.num_slots(self.max_num_loops)
+        """P + S · R + C, where S is `policy.num_slots(deepest)`."""
+        per_layer = self.policy.num_slots(self.deepest)
         return self.prelude + per_layer * self.core + self.coda
 
     def core_slot(self, iteration: int) -> int:

@@ -153,7 +153,7 @@ def _check_params(params: SamplingParams, limits: Limits) -> None:
 def _num_loops(params: SamplingParams, limits: Limits) -> int | None:
     if limits.loop is None:
         return None
-    return params.num_loops or min(limits.loop.mean_recurrence, limits.loop.max_num_loops)
+    return params.num_loops or min(limits.loop.mean_recurrence, limits.loop.deepest)
 
 
 def _check_loops(num_prompt_tokens: int, params: SamplingParams, limits: Limits) -> None:
@@ -165,9 +165,9 @@ def _check_loops(num_prompt_tokens: int, params: SamplingParams, limits: Limits)
                     f"once, got {getattr(params, name)}"
                 )
         return
-    if (params.num_loops or 1) > limits.loop.max_num_loops:
+    if (params.num_loops or 1) > limits.loop.deepest:
         raise ValueError(
-            f"num_loops must be at most max_num_loops ({limits.loop.max_num_loops}), "
+            f"num_loops must be at most max_num_loops ({limits.loop.deepest}), "
             f"got {params.num_loops}"
         )
     budget = limits.max_num_batched_tokens
