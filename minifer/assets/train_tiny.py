@@ -20,7 +20,6 @@ import hashlib
 import json
 import math
 import platform
-import re
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,12 +30,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minifer.config import ModelConfig
-from minifer.execution.backend import TorchBackend
+from minifer.execution.backends.dense import RowsBackend, row_batch
 from minifer.execution.forward_batch import ForwardBatch
-from minifer.execution.kv_storage import KVStorage
 from minifer.models.transformer import Transformer
 from minifer.perf import bench
-from minifer.text.byte_tokenizer import BOS, EOS, IM_END, VOCAB_SIZE, byte_tokenizer
+from minifer.text.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
+from minifer.text.help_topics import sections, split
 from minifer.weights.hf import save_hf
 
 CONFIG = ModelConfig(
@@ -55,8 +54,6 @@ CONFIG = ModelConfig(
     bos_token_id=256,
     eos_token_ids=(257, 259),  # the end of a document, and of a chat message
 )
-TABLE_LINE = re.compile(r"^ *(\+[-=+]+\+|\|.*\|) *\n", re.MULTILINE)
-HEADING = re.compile(r"(?:^|\n\n)([^\n ][^\n]*)\n[=*\-]{3,}\n\n")
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Recipe:
     threads: int = 2
 
 
-class TrainingBackend(TorchBackend):
+class TrainingBackend(RowsBackend):
     """Rows of one length, no KV cache, products in bfloat16; what is added up stays float32."""
 
     name = "training"
@@ -85,83 +82,6 @@ class TrainingBackend(TorchBackend):
     ) -> Tensor:
         out = F.linear(x.bfloat16(), weight.bfloat16(), bias)
         return out if residual is None else residual + out
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv: KVStorage | None,
-        slot: int,
-        batch: ForwardBatch,
-        scale: float,
-        window: int | None,
-    ) -> Tensor:
-        """All rows at once: query [B · S, H, C] is seen as [B, H, S, C]."""
-        group = query.shape[1] // key.shape[1]
-        q, k, v = (
-            x.float().unflatten(0, (batch.num_requests, -1)).transpose(1, 2)
-            for x in (query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1))
-        )
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        return out.transpose(1, 2).flatten(0, 1)
-
-
-def sections() -> list[tuple[str, str]]:
-    """(title, body) of every section of the topics, once: topics repeat each other."""
-    # The one import whose content depends on the Python that runs.
-    import pydoc_data.topics
-
-    found: dict[tuple[str, str], None] = {}
-    for topic in pydoc_data.topics.topics.values():
-        parts = HEADING.split(without_layout(topic))
-        found |= dict.fromkeys(zip(parts[1::2], (p.strip() for p in parts[2::2]), strict=True))
-    return list(found)
-
-
-def without_layout(text: str) -> str:
-    """Tables dropped, long runs of spaces cut: a small greedy model falls into them for good."""
-    text = TABLE_LINE.sub("", text)
-    text = re.sub(r"^ {9,}", " " * 8, text, flags=re.MULTILINE)
-    return re.sub(r"(?<=\S) {3,}", "  ", text)
-
-
-def token_stream(texts: list[tuple[str, str]]) -> Tensor:
-    """int64 [tokens]: every section as a document and as a chat, one after the other."""
-    tokenizer = byte_tokenizer()
-    tokens: list[int] = []
-    for title, body in texts:
-        tokens += tokenizer.encode(f"{BOS}{title}\n{'*' * len(title)}\n\n{body}\n{EOS}")
-        question = [{"role": "user", "content": title}]
-        tokens += tokenizer.apply_chat_template(question, add_generation_prompt=True)
-        tokens += tokenizer.encode(beginning(body) + IM_END + "\n")
-    return torch.tensor(tokens)
-
-
-def beginning(body: str, limit: int = 400) -> str:
-    """Whole paragraphs, up to `limit` characters but at least one."""
-    paragraphs = body.split("\n\n")
-    kept = paragraphs[0]
-    for paragraph in paragraphs[1:]:
-        if len(kept) + len(paragraph) + 2 > limit:
-            break
-        kept += "\n\n" + paragraph
-    return kept
-
-
-def row_batch(rows: int, length: int) -> ForwardBatch:
-    """`rows` sequences of `length` tokens that keep no KV; the token ids are filled in later."""
-    T = rows * length
-    return ForwardBatch.build(
-        token_ids=[0] * T,
-        positions=list(range(length)) * rows,
-        slot_mapping=[-1] * T,
-        query_start=list(range(0, T + 1, length)),
-        seq_lens=[length] * rows,
-        block_tables=[[0]] * rows,
-        logits_rows=[],
-        block_size=1,
-    )
 
 
 def loss_of(model: Transformer, batch: ForwardBatch, tokens: Tensor) -> Tensor:
@@ -229,12 +149,6 @@ def train(recipe: Recipe, stream: Tensor, log_every: int = 0) -> Transformer:
             bits, seconds = loss.item() / math.log(2), time.perf_counter() - started
             print(f"step {step + 1:5d}  {bits:.3f} bits/byte  {seconds:4.0f} s", flush=True)
     return model
-
-
-def split(texts: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """Token streams to train on and to test on: every sixteenth section is held out."""
-    held_out = texts[7::16]
-    return token_stream([t for t in texts if t not in held_out]), token_stream(held_out)
 
 
 def save(folder: Path, model: Transformer) -> str:
