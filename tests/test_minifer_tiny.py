@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import minifer
+from minifer.execution.backends.dense import row_batch
 from minifer.execution.reference import reference_generate, reference_logits
 from minifer.models.transformer import Transformer
 from minifer.perf.costs import num_parameters
+from minifer.text.help_topics import sections, split, token_stream
 from minifer.text.tokenizer import Tokenizer
 from minifer.weights.hf import load_hf
 
@@ -80,7 +82,7 @@ def test_it_has_learnt_its_text(model: Transformer, train_tiny: ModuleType) -> N
 
     The text of the running Python may differ from the one that was learnt, so no loss is exact.
     """
-    stream = train_tiny.token_stream(train_tiny.sections())
+    stream = token_stream(sections())
     counts = torch.bincount(stream, minlength=288).double()
     frequency = counts[counts > 0] / counts.sum()
     entropy = float(-(frequency * frequency.log2()).sum())
@@ -135,7 +137,7 @@ def test_transformers_reads_the_folder_and_computes_the_same(
 def test_training_twice_gives_the_same_file(train_tiny: ModuleType, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     recipe = train_tiny.Recipe(steps=3, tokens=128, short=32, long=64, threads=1, long_after=0.6)
-    stream = train_tiny.token_stream(train_tiny.sections()[:4])
+    stream = token_stream(sections()[:4])
     try:
         digests = [
             train_tiny.save(tmp_path / str(run), train_tiny.train(recipe, stream))
@@ -152,25 +154,25 @@ def test_the_training_back_end_computes_what_the_engine_computes(
     model: Transformer, train_tiny: ModuleType
 ) -> None:
     """Rows side by side, bfloat16 products: the same loss as one row at a time in float32."""
-    tokens = train_tiny.token_stream(train_tiny.sections()[:1])[:50].view(2, 25)
+    tokens = token_stream(sections()[:1])[:50].view(2, 25)
     with torch.inference_mode():
-        together = train_tiny.loss_of(model, train_tiny.row_batch(2, 24), tokens)
+        together = train_tiny.loss_of(model, row_batch(2, 24), tokens)
     rows = [reference_logits(model, row[:-1].tolist()) for row in tokens]
     alone = torch.nn.functional.cross_entropy(torch.cat(rows), tokens[:, 1:].flatten())
     assert float(together) == pytest.approx(float(alone), rel=0.02)
 
 
-def test_held_out_sections_are_not_trained_on(train_tiny: ModuleType) -> None:
-    sections = train_tiny.sections()
-    training, held_out = train_tiny.split(sections)
-    assert len(training) + len(held_out) == len(train_tiny.token_stream(sections))
+def test_held_out_sections_are_not_trained_on() -> None:
+    texts = sections()
+    training, held_out = split(texts)
+    assert len(training) + len(held_out) == len(token_stream(texts))
     text = bytes(t for t in training.tolist() if t < 256).decode()
-    for title, body in sections[7::16]:
+    for title, body in texts[7::16]:
         assert f"{title}\n{'*' * len(title)}\n\n{body}" not in text
 
 
-def test_sections_end_and_chats_end(train_tiny: ModuleType) -> None:
-    stream = train_tiny.token_stream([("Title", "One.\n\n" + "x" * 500)]).tolist()
+def test_sections_end_and_chats_end() -> None:
+    stream = token_stream([("Title", "One.\n\n" + "x" * 500)]).tolist()
     assert stream[0] == 256 and stream.count(257) == 1
     chat = bytes(t for t in stream[stream.index(257) + 1 :] if t < 256).decode()
     assert chat == "user\nTitle\nassistant\nOne.\n"
