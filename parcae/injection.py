@@ -22,6 +22,7 @@ bfloat16 a decay above 0.998 is 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,18 +38,28 @@ INITIAL_DECAY = math.sqrt(1 / 5)
 class Injection(nn.Module):
     """What the three kinds have in common. D: the width of h and e."""
 
+    FLOAT32: tuple[str, ...] = ()  # what `model.to(dtype)` must not round
+
+    def retention(self) -> Tensor:
+        """Ā in float32: a vector [D] stands for a diagonal matrix, else [D, D]."""
+        raise NotImplementedError
+
+    def input_matrix(self) -> Tensor:
+        """B̄ in float32, as `retention`."""
+        raise NotImplementedError
+
     def discretise(self) -> tuple[Tensor, Tensor]:
         """Ā and B̄ in float32: a vector [D] stands for a diagonal matrix, else [D, D]."""
-        raise NotImplementedError
+        return self.retention(), self.input_matrix()
 
     def input_term(self, e: Tensor) -> Tensor:
         """e [T, D] → B̄ e [T, D], float32: once a token."""
-        _, B = self.discretise()
+        B = self.input_matrix()
         return e.float() * B if B.dim() == 1 else F.linear(e.float(), B)
 
     def forward(self, h: Tensor, term: Tensor, backend: Backend) -> Tensor:
         """h [T, D] and the input term [T, D] → Ā h + B̄ e in h's dtype: once an iteration."""
-        A, _ = self.discretise()
+        A = self.retention()
         if A.dim() == 1:
             return backend.inject(h, A, term)
         return (F.linear(h.float(), A) + term).to(h.dtype)
@@ -56,16 +67,28 @@ class Injection(nn.Module):
     @torch.no_grad()
     def spectral_radius(self) -> float:
         """ρ(Ā): the largest |eigenvalue|."""
-        A, _ = self.discretise()
+        A = self.retention()
         values = A if A.dim() == 1 else torch.linalg.eigvals(A)
         return float(values.abs().max())
 
     def init_weights(self, generator: torch.Generator, std: float) -> None:
         """The start of training. std: of a free matrix."""
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Injection:
+        """Follow `model.to(device)`, but keep FLOAT32 when `model.to(dtype)` rounds the rest."""
+        exact = {name: getattr(self, name).detach() for name in self.FLOAT32}
+        super()._apply(fn, recurse)
+        for name, values in exact.items():
+            now = getattr(self, name)
+            if now.dtype != torch.float32:
+                now.data = values.to(now.device)
+        return self
+
 
 class DiagonalInjection(Injection):
     """A_log, dt_bias [D] float32; B [D, D]. ρ < 1 by construction."""
+
+    FLOAT32 = ("A_log", "dt_bias")
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -73,13 +96,18 @@ class DiagonalInjection(Injection):
         self.dt_bias = nn.Parameter(torch.empty(width, dtype=torch.float32, device=device))
         self.B = nn.Parameter(torch.empty(width, width, dtype=dtype, device=device))
 
-    def discretise(self) -> tuple[Tensor, Tensor]:
-        delta = F.softplus(self.dt_bias.float())
-        decay = torch.exp(-delta * self.A_log.float().exp())
-        return decay, delta[:, None] * self.B.float()
+    def delta(self) -> Tensor:
+        """Δ [D], the step between two iterations."""
+        return F.softplus(self.dt_bias)
+
+    def retention(self) -> Tensor:
+        return torch.exp(-self.delta() * self.A_log.exp())
+
+    def input_matrix(self) -> Tensor:
+        return self.delta()[:, None] * self.B.float()
 
     def input_term(self, e: Tensor) -> Tensor:
-        return F.softplus(self.dt_bias.float()) * F.linear(e, self.B).float()
+        return self.delta() * F.linear(e, self.B).float()
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator, std: float) -> None:
@@ -97,17 +125,23 @@ class ConcatInjection(Injection):
         super().__init__()
         self.W = nn.Parameter(torch.empty(width, 2 * width, dtype=dtype, device=device))
 
-    def discretise(self) -> tuple[Tensor, Tensor]:
-        A, B = self.W.float().chunk(2, dim=1)
-        return A, B
+    def retention(self) -> Tensor:
+        return self.W[:, : self.W.shape[0]].float()
+
+    def input_matrix(self) -> Tensor:
+        return self.W[:, self.W.shape[0] :].float()
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator, std: float) -> None:
-        self.W.copy_(torch.randn(self.W.shape, generator=generator) * std)
+        W = torch.empty(self.W.shape)
+        nn.init.trunc_normal_(W, std=std, a=-3 * std, b=3 * std, generator=generator)
+        self.W.copy_(W)
 
 
 class AddInjection(Injection):
     """x = h + e: no parameters."""
+
+    FLOAT32 = ("ones",)
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -116,8 +150,11 @@ class AddInjection(Injection):
 
     ones: Tensor
 
-    def discretise(self) -> tuple[Tensor, Tensor]:
-        return self.ones, self.ones
+    def retention(self) -> Tensor:
+        return self.ones
+
+    def input_matrix(self) -> Tensor:
+        return self.ones
 
 
 KINDS: dict[str, type[DiagonalInjection | ConcatInjection | AddInjection]] = {

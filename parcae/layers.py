@@ -48,11 +48,31 @@ class Group:
 
 
 @dataclass(frozen=True)
+class StandIns:
+    """Rows that make no keys and values in an iteration: those they used last stand in.
+
+    rows: bool [T]. last: by layer, (k, v) [T, K, C] of the iteration before, which this one
+    replaces; the same dictionary goes through all iterations.
+    """
+
+    rows: Tensor
+    last: dict[int, tuple[Tensor, Tensor]]
+
+    def apply(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in self.last:
+            stands = self.rows[:, None, None]
+            old_k, old_v = self.last[layer]
+            k, v = torch.where(stands, old_k, k), torch.where(stands, old_v, v)
+        self.last[layer] = k, v
+        return k, v
+
+
+@dataclass(frozen=True)
 class Pass:
     """What the blocks of one stack share beside x [T, D] when they run once.
 
     token_ids: int64 [T]. cos, sin: [T, C/2]. groups: cover every row once. kv: None for back ends
-    that keep no cache.
+    that keep no cache. stand_ins: None when every row makes its own keys and values.
     """
 
     token_ids: Tensor
@@ -61,6 +81,7 @@ class Pass:
     groups: Sequence[Group]
     kv: KVStorage | None
     backend: Backend
+    stand_ins: StandIns | None = None
 
 
 class Attention(nn.Module):
@@ -80,7 +101,7 @@ class Attention(nn.Module):
         self.heads = (H, K, K)
         self.head_dim = C
         self.scale = C**-0.5
-        self.offset = offset
+        self.layer, self.offset = layer, offset
         self.qkv_proj = Linear(D, (H + 2 * K) * C, False, dtype, device)
         self.o_proj = Linear(H * C, D, False, dtype, device)
         gated = config.loop.has_value_embedding(layer)
@@ -95,6 +116,8 @@ class Attention(nn.Module):
         if self.ve_gate is not None and table is not None:
             gate = 2 * torch.sigmoid(self.ve_gate(normed[:, :GATE_CHANNELS], p.backend))  # [T, K]
             v = v + gate[:, :, None] * F.embedding(p.token_ids, table.weight).view_as(v)
+        if p.stand_ins is not None:
+            k, v = p.stand_ins.apply(self.layer, k, v)
         return self.o_proj(self._attend(q, k, v, p).flatten(1), p.backend, residual=x)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, p: Pass) -> Tensor:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from minifer.parcae.injection import KINDS
-from minifer.parcae.layers import GATE_CHANNELS, Attention, Block, Group, Pass
+from minifer.parcae.layers import GATE_CHANNELS, Attention, Block, Group, Pass, StandIns
 from torch import Tensor, nn
 
 from minifer.config import ModelConfig
@@ -39,6 +40,8 @@ class Parcae(nn.Module):
     config.loop says how many layers each stack has. KV slots are `config.loop`'s.
     """
 
+    embedding_name = "transformer.wte.weight"  # in a checkpoint
+
     def __init__(
         self,
         config: ModelConfig,
@@ -48,6 +51,11 @@ class Parcae(nn.Module):
         super().__init__()
         if config.loop is None:
             raise ValueError("loop must say how many layers each stack has, got None")
+        if config.loop.value_embeddings and config.hidden_size < GATE_CHANNELS:
+            raise ValueError(
+                f"hidden_size must be at least {GATE_CHANNELS}, which the gates of value "
+                f"embeddings read, got {config.hidden_size}"
+            )
         self.config, self.loop = config, config.loop
         V, D, eps = config.vocab_size, config.hidden_size, config.rms_norm_eps
         self.wte = _embedding(V, D, dtype, device)
@@ -158,37 +166,61 @@ class Parcae(nn.Module):
     ) -> Tensor:
         """Hidden states [T, D] after the final norm.
 
-        num_loops: an int, or int64 [B] with one a request; None: `mean_recurrence`. The batch
-        runs to the deepest, and who is done keeps its state. h0 [T, D]: None for zeros.
+        num_loops: an int; int64 [B], one a request; or int64 [T], one a token. None:
+        `mean_recurrence`. The batch runs to the deepest, and who is done keeps its state. In the
+        iterations that a token does not run, later tokens see its last keys and values. h0 [T, D]:
+        None for zeros.
+
+        kv: holds the slots of `loop.deepest` loops under `loop.policy`, and num_loops is at most
+        that. A request called in chunks must have the same depth in each, unless every token has
+        one. Without a cache `first-m` is kept, and the sequence is to the policies that overwrite
+        what a prompt is: one pass.
+
+        Raises `ValueError` for a depth that is not allowed.
         """
-        depth = self._depth(batch, num_loops)
+        depth, each = self._depth(batch, kv, num_loops)
         e, p = self.encode(batch, kv, backend)
+        if h0 is not None and h0.shape != e.shape:
+            raise ValueError(f"h0 must be of shape {tuple(e.shape)}, got {tuple(h0.shape)}")
         term = self.input_term(e)
         h = self.initial_state(e) if h0 is None else h0
-        for t in range(int(depth.max())):
-            step = self.step(h, term, self.core_pass(p, batch, t))
-            h = torch.where((t < depth)[:, None], step, h)
+        # Tokens of a later call may go deeper than these: they find all slots filled.
+        iterations = self.loop.deepest if each and kv is not None else int(depth.max())
+        writes = self.loop.policy.writes
+        last: dict[int, tuple[Tensor, Tensor]] = {}
+        for t in range(iterations):
+            looping = t < depth
+            p = self.core_pass(p, batch, t)
+            if each or not writes(iterations - 1):
+                idle = ~looping if writes(t) else torch.ones_like(looping)
+                p = replace(p, stand_ins=StandIns(idle, last))
+            h = torch.where(looping[:, None], self.step(h, term, p), h)
         return self.finish(h, self.coda_pass(p, batch))
 
-    def _depth(self, batch: ForwardBatch, num_loops: int | Tensor | None) -> Tensor:
-        """int64 [T]: the depth of every row. Raises `ValueError` for one that is not allowed."""
+    def _depth(
+        self, batch: ForwardBatch, kv: KVStorage | None, num_loops: int | Tensor | None
+    ) -> tuple[Tensor, bool]:
+        """int64 [T]: the depth of every row, and were they given one by one?"""
         device = batch.token_ids.device
         if num_loops is None:
             num_loops = self.loop.mean_recurrence
         depth = torch.as_tensor(num_loops, device=device)
-        if depth.dim() == 0:
-            depth = depth.expand(batch.num_requests)
-        if (
-            depth.shape != (batch.num_requests,)
-            or depth.is_floating_point()
-            or int(depth.min()) < 1
-        ):
+        B, T = batch.num_requests, batch.num_tokens
+        integer = not depth.is_floating_point() and depth.dtype != torch.bool
+        if not integer or depth.shape not in ((), (B,), (T,)) or int(depth.min()) < 1:
             raise ValueError(
-                "num_loops must be an integer of at least 1, or one for each of "
-                f"{batch.num_requests} requests, got {num_loops!r}"
+                f"num_loops must be an integer of at least 1, one for each of {B} requests, or one "
+                f"for each of {T} tokens, got {num_loops!r}"
             )
+        if kv is not None and int(depth.max()) > self.loop.deepest:
+            raise ValueError(
+                f"num_loops must be at most max_num_loops ({self.loop.deepest}), which the KV "
+                f"slots are for, got {int(depth.max())}"
+            )
+        if depth.shape == (T,):
+            return depth, True
         starts = torch.tensor(batch.query_start_host, device=device)
-        return depth.repeat_interleave(starts.diff(), output_size=batch.num_tokens)
+        return depth.expand(B).repeat_interleave(starts.diff(), output_size=T), False
 
     def encode(
         self, batch: ForwardBatch, kv: KVStorage | None, backend: Backend
@@ -273,8 +305,8 @@ def _embedding(
 
 
 def _at_slot(p: Pass, batch: ForwardBatch, slot: int) -> Pass:
-    groups = (Group(None, batch, slot),)
-    return Pass(p.token_ids, p.cos, p.sin, groups, p.kv, p.backend)
+    """`p` through another KV slot, everybody with keys and values of their own."""
+    return replace(p, groups=(Group(None, batch, slot),), stand_ins=None)
 
 
 def _scaled_orthogonal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
