@@ -10,6 +10,7 @@ from minifer.parcae.model import Parcae
 
 from minifer.config import ModelConfig, RopeConfig
 from minifer.loops import LoopConfig
+from minifer.weights.published import preset_called
 
 
 def _published(width: int, layers: int) -> ModelConfig:
@@ -77,7 +78,9 @@ def create_model(
     Raises `ValueError` for a name that is no preset.
     """
     if name not in PRESETS:
-        raise ValueError(f"name must be one of {', '.join(PRESETS)}, got {name!r}")
+        preset = preset_called(name) if isinstance(name, str) else None
+        hint = f"; that is the authors' name of {preset}" if preset else ""
+        raise ValueError(f"name must be one of {', '.join(PRESETS)}, got {name!r}{hint}")
     model = Parcae(PRESETS[name], dtype, device)
     if seed is not None and torch.device(device).type != "meta":
         model.init_weights(seed)

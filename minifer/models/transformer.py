@@ -161,6 +161,8 @@ class Transformer(nn.Module):
     embedding is the head.
     """
 
+    embedding_name = "model.embed_tokens.weight"  # in a checkpoint
+
     def __init__(
         self,
         config: ModelConfig,
@@ -168,6 +170,11 @@ class Transformer(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
+        if config.loop is not None:
+            raise ValueError(
+                f"loop must be None for {config.architecture}, which runs each layer once; "
+                f"got {config.loop}"
+            )
         V, D = config.vocab_size, config.hidden_size
         self.config = config
         # Handed over, so that torch does not spend seconds on a random one.

@@ -1,7 +1,8 @@
 """Hugging Face model directories: read one into a model, write a model into one.
 
 A directory holds `config.json`, the tensors in `model.safetensors` (or in shards listed by
-`model.safetensors.index.json`), and often `generation_config.json`.
+`model.safetensors.index.json`), and often `generation_config.json`. What config.json says and how
+tensors are called is Hugging Face's way, or that of a family in `minifer.models.registry.FORMATS`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minifer.config import ModelConfig
-from minifer.models.registry import build_model
+from minifer.models.registry import (
+    CheckpointFormat,
+    build_model,
+    by_path,
+    format_of,
+    format_of_architecture,
+)
 from minifer.weights.hf_config import config_from_hf, config_to_hf, token_ids
 from minifer.weights.loading import LoadableModel, load_weights
 
@@ -51,10 +58,21 @@ def load_hf(
     folder = Path(path)
     config = load_config(folder)
     config = replace(config, eos_token_ids=load_generation_defaults(folder)["eos_token_ids"])
-    files = _weight_files(folder)
+    form = format_of_architecture(config.architecture)
+    tensors = stored_tensors(folder, form)
     model = build_model(config, dtype or getattr(torch, config.dtype), device)
-    load_weights(model, _tensors(files))
+    load_weights(model, tensors if form is None else by_path(form.read_tensors)(tensors, config))
     return model, config
+
+
+def stored_tensors(
+    folder: Path, form: CheckpointFormat | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder's safetensors files, mapped, one at a time, as they are named there.
+
+    Raises `ValueError`: at once for files that are missing, later for one that is torn.
+    """
+    return _tensors(_weight_files(folder, form))
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -62,7 +80,11 @@ def load_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         raise ValueError(f"there is no model directory {str(folder)!r}; check the path")
     source = folder / "config.json"
-    return config_from_hf(_read_json(source), str(source))
+    raw = read_json(source)
+    form = format_of(raw)
+    read = config_from_hf if form is None else by_path(form.read_config)
+    config: ModelConfig = read(raw, str(source))
+    return config
 
 
 def load_generation_defaults(path: str | Path) -> dict[str, Any]:
@@ -75,8 +97,8 @@ def load_generation_defaults(path: str | Path) -> dict[str, Any]:
     folder = Path(path)
     generation: dict[str, Any] = {}
     if (folder / "generation_config.json").exists():
-        generation = _read_json(folder / "generation_config.json")
-    config = _read_json(folder / "config.json")
+        generation = read_json(folder / "generation_config.json")
+    config = read_json(folder / "config.json")
     ends = token_ids(generation.get("eos_token_id")) + token_ids(config.get("eos_token_id"))
     defaults: dict[str, Any] = {"eos_token_ids": tuple(dict.fromkeys(ends))}
     for key in _SAMPLING:
@@ -99,7 +121,9 @@ def save_hf(path: str | Path, model: LoadableModel, config: ModelConfig) -> None
         for part in model.weight_parts()
     }
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    text = json.dumps(config_to_hf(replace(config, dtype=dtype)), indent=2) + "\n"
+    form = format_of_architecture(config.architecture)
+    write = config_to_hf if form is None else by_path(form.write_config)
+    text = json.dumps(write(replace(config, dtype=dtype)), indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"{_SINGLE}.{os.getpid()}.tmp"
     try:
@@ -112,7 +136,8 @@ def save_hf(path: str | Path, model: LoadableModel, config: ModelConfig) -> None
         temporary.unlink(missing_ok=True)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises `ValueError` naming the file that is missing or bad."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -126,12 +151,14 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
+def _weight_files(
+    folder: Path, form: CheckpointFormat | None = None
+) -> dict[Path, list[str] | None]:
     """Files to read → the tensors the index promises in each (None: all there are)."""
     if (folder / _SINGLE).exists():
         return {folder / _SINGLE: None}
     if (folder / _INDEX).exists():
-        index = _read_json(folder / _INDEX).get("weight_map")
+        index = read_json(folder / _INDEX).get("weight_map")
         if not isinstance(index, dict) or not index:
             raise ValueError(f"{folder / _INDEX} has no 'weight_map'; download it again")
         shards: dict[Path, list[str] | None] = {
@@ -152,14 +179,22 @@ def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
             f"{folder} holds {len(found)} safetensors files but no {_INDEX}, which says what "
             "belongs to the model; download it too"
         )
-    pickled = sorted(f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth"))
+    pickled = pickled_files(folder)
+    if form is not None:
+        held = f"pickled weights only ({pickled[0].name})" if pickled else "no safetensors files"
+        raise ValueError(f"{folder} holds {held}. {form.without_safetensors}")
     if pickled:
         raise ValueError(
-            f"{folder} holds pickled weights only ({pickled[0]}); unpickling can run any code, so "
-            "minifer reads safetensors. Take a revision that has them, or convert with "
+            f"{folder} holds pickled weights only ({pickled[0].name}); unpickling can run any "
+            "code, so minifer reads safetensors. Take a revision that has them, or convert with "
             "transformers: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
         )
     raise ValueError(f"{folder} holds no safetensors files; download the model's weights")
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    """Files that torch or Python pickled, sorted."""
+    return sorted(f for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth"))
 
 
 def _tensors(files: dict[Path, list[str] | None]) -> Iterator[tuple[str, Tensor]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from minifer.config import ModelConfig, RopeConfig, RopeKind
-from minifer.models.registry import check_architecture
+from minifer.models.registry import FORMATS, check_architecture
 
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
@@ -32,20 +32,20 @@ def config_from_hf(raw: Mapping[str, Any], source: str = "config.json") -> Model
     """
     architecture = _architecture(raw, source)
     _refuse_unsupported(raw, source)
-    heads = _integer(raw, "num_attention_heads", source)
-    layers = _integer(raw, "num_hidden_layers", source)
+    heads = integer(raw, "num_attention_heads", source)
+    layers = integer(raw, "num_hidden_layers", source)
     biased = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
     attention_bias = biased and bool(raw.get("attention_bias"))
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_integer(raw, "vocab_size", source),
-        hidden_size=_integer(raw, "hidden_size", source),
-        intermediate_size=_integer(raw, "intermediate_size", source),
+        vocab_size=integer(raw, "vocab_size", source),
+        hidden_size=integer(raw, "hidden_size", source),
+        intermediate_size=integer(raw, "intermediate_size", source),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=_num_kv_heads(raw, architecture, heads, source),
         head_dim=_head_dim(raw, architecture, heads, source),
-        max_position_embeddings=_integer(raw, "max_position_embeddings", source),
+        max_position_embeddings=integer(raw, "max_position_embeddings", source),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=_rope(raw, source),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -54,7 +54,7 @@ def config_from_hf(raw: Mapping[str, Any], source: str = "config.json") -> Model
         mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_windows=_sliding_windows(raw, architecture, layers, source),
-        dtype=_dtype(raw, source),
+        dtype=dtype_name(raw, source),
         bos_token_id=raw.get("bos_token_id"),
         eos_token_ids=token_ids(raw.get("eos_token_id")),
     )
@@ -67,26 +67,43 @@ def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _required(raw: Mapping[str, Any], key: str, source: str) -> Any:
+def required(raw: Mapping[str, Any], key: str, source: str) -> Any:
+    """A value that must be there. Raises `ValueError` when it is absent or null."""
     if raw.get(key) is None:
         raise ValueError(f"{source} has no {key!r}; download the file again or add the key")
     return raw[key]
 
 
-def _integer(raw: Mapping[str, Any], key: str, source: str) -> int:
-    value = _required(raw, key, source)
+def integer(raw: Mapping[str, Any], key: str, source: str) -> int:
+    """An integer of at least 1. Raises `ValueError` naming the key."""
+    value = required(raw, key, source)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{key} in {source} must be an integer of at least 1, got {value!r}")
     return value
 
 
 def _architecture(raw: Mapping[str, Any], source: str) -> str:
-    names = _required(raw, "architectures", source)
+    if raw.get("_class_name") and not raw.get("architectures"):
+        raise ValueError(
+            f"_class_name in {source} must be one of {', '.join(FORMATS)}, "
+            f"got {raw['_class_name']!r}"
+        )
+    names = required(raw, "architectures", source)
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ValueError(f"architectures in {source} must be a list of one name, got {names!r}")
     experts = next((raw[key] for key in _EXPERT_KEYS if raw.get(key)), 0)
     check_architecture(names[0], num_experts=experts)
+    _refuse_own_format(names[0], source)
     return names[0]
+
+
+def _refuse_own_format(architecture: str, source: str) -> None:
+    for class_name, form in FORMATS.items():
+        if form.architecture == architecture:
+            raise ValueError(
+                f"{architecture} is not described in Hugging Face's form: {source} must have "
+                f'"_class_name": "{class_name}" and the fields of its authors'
+            )
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], source: str) -> None:
@@ -116,18 +133,18 @@ def _refuse_unsupported(raw: Mapping[str, Any], source: str) -> None:
 def _num_kv_heads(raw: Mapping[str, Any], architecture: str, heads: int, source: str) -> int:
     """Absent in the first Llama's files; null means one KV head a query head."""
     if architecture != "LlamaForCausalLM" and "num_key_value_heads" not in raw:
-        return _integer(raw, "num_key_value_heads", source)  # says that it is missing
+        return integer(raw, "num_key_value_heads", source)  # says that it is missing
     if raw.get("num_key_value_heads") is None:
         return heads
-    return _integer(raw, "num_key_value_heads", source)
+    return integer(raw, "num_key_value_heads", source)
 
 
 def _head_dim(raw: Mapping[str, Any], architecture: str, heads: int, source: str) -> int:
     if raw.get("head_dim") is not None:
-        return _integer(raw, "head_dim", source)
+        return integer(raw, "head_dim", source)
     if architecture == "Qwen3ForCausalLM":
         return 128
-    hidden = _integer(raw, "hidden_size", source)
+    hidden = integer(raw, "hidden_size", source)
     if hidden % heads:
         raise ValueError(
             f"hidden_size in {source} must be a multiple of num_attention_heads where head_dim "
@@ -136,7 +153,7 @@ def _head_dim(raw: Mapping[str, Any], architecture: str, heads: int, source: str
     return hidden // heads
 
 
-def _dtype(raw: Mapping[str, Any], source: str) -> str:
+def dtype_name(raw: Mapping[str, Any], source: str) -> str:
     """`torch_dtype` is transformers 4's name of the key, `dtype` transformers 5's."""
     name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in _DTYPES:
@@ -172,21 +189,21 @@ def _rope(raw: Mapping[str, Any], source: str) -> RopeConfig:
         values["original_max_position_embeddings"] = (
             raw.get("original_max_position_embeddings")
             or parameters.get("original_max_position_embeddings")
-            or _integer(raw, "max_position_embeddings", source)
+            or integer(raw, "max_position_embeddings", source)
         )
     if kind == "yarn":
         original = values["original_max_position_embeddings"]
-        stretched = _integer(raw, "max_position_embeddings", source) / original
+        stretched = integer(raw, "max_position_embeddings", source) / original
         values["factor"] = float(parameters.get("factor") or stretched)
         values["truncate"] = bool(parameters.get("truncate", True))
         for key in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"):
             if parameters.get(key) is not None:
                 values[key] = float(parameters[key])
     elif kind != "default":
-        values["factor"] = float(_required(parameters, "factor", f"the rope scaling in {source}"))
+        values["factor"] = float(required(parameters, "factor", f"the rope scaling in {source}"))
     if kind == "llama3":
         for key in ("low_freq_factor", "high_freq_factor"):
-            values[key] = float(_required(parameters, key, f"the rope scaling in {source}"))
+            values[key] = float(required(parameters, key, f"the rope scaling in {source}"))
     if parameters.get("freq_factors") is not None:  # minifer's own key, for what GGUF files carry
         values["freq_factors"] = tuple(float(f) for f in parameters["freq_factors"])
     return RopeConfig(**values)
@@ -200,7 +217,7 @@ def _sliding_windows(
         return ()
     window = raw.get("sliding_window", _SLIDING_WINDOW)
     if window is not None:
-        window = _integer({"sliding_window": window}, "sliding_window", source)
+        window = integer({"sliding_window": window}, "sliding_window", source)
     first = 0  # the first layer with a window
     if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         window = window if raw.get("use_sliding_window") else None
@@ -226,6 +243,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     Raises `ValueError` when the architecture cannot express the configuration.
     """
     check_architecture(config.architecture)
+    _refuse_own_format(config.architecture, "config.json")
     eos = list(config.eos_token_ids)
     raw: dict[str, Any] = {
         "architectures": [config.architecture],

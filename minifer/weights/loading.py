@@ -14,9 +14,16 @@ from torch import Tensor, nn
 
 from minifer.models.transformer import WeightPart
 
+HEAD = "lm_head.weight"  # in every format
+
 
 class LoadableModel(Protocol):
-    """What a model offers to be filled and saved: its parameters and their names in a file."""
+    """What a model offers to be filled and saved: its parameters and their names in a file.
+
+    embedding_name: the tensor of a file that the head of a tied model repeats.
+    """
+
+    embedding_name: str
 
     def get_parameter(self, target: str) -> nn.Parameter: ...
 
@@ -27,8 +34,9 @@ class LoadableModel(Protocol):
 def load_weights(model: LoadableModel, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Copy tensors with Hugging Face names into the model, converting to its dtype and device.
 
-    One tensor is held at a time. Old files' `rotary_emb.inv_freq` is computed here and skipped. A
-    tied model may come with an `lm_head.weight`, as long as it equals the embedding.
+    One tensor is held at a time (of a tied model the head too). Old files' `rotary_emb.inv_freq`
+    is computed here and skipped. A tied model may come with an `lm_head.weight`, as long as it
+    equals the embedding.
 
     Raises `ValueError`: a tensor of the wrong shape or not of floating point; tensors missing,
     unknown or given twice, all of them in one message. The model is then not usable.
@@ -49,8 +57,9 @@ def load_weights(model: LoadableModel, named_tensors: Iterable[tuple[str, Tensor
             _check(name, tensor, target)
             target.copy_(tensor)
             seen.add(name)
-        elif name == "lm_head.weight":
+        elif name == HEAD:
             head = tensor
+            seen.add(name)
         else:
             unknown.append(name)
     missing = [name for name in parts if name not in seen]
@@ -62,12 +71,12 @@ def load_weights(model: LoadableModel, named_tensors: Iterable[tuple[str, Tensor
             "Check that the file is complete and belongs to this configuration"
         )
     if head is not None:
-        embedding = model.get_parameter(parts["model.embed_tokens.weight"].parameter)
-        _check("lm_head.weight", head, embedding)
+        embedding = model.get_parameter(parts[model.embedding_name].parameter)
+        _check(HEAD, head, embedding)
         if not torch.equal(head.to(embedding), embedding):
             raise ValueError(
-                "lm_head.weight differs from model.embed_tokens.weight although "
-                "tie_word_embeddings is true; set it to false in config.json to use both"
+                f"{HEAD} differs from {model.embedding_name} although config.json ties the two; "
+                "a Llama or Qwen uses both with tie_word_embeddings set to false there"
             )
 
 

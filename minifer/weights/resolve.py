@@ -11,14 +11,17 @@ from typing import Any
 import torch
 
 from minifer.config import DTYPES, ModelConfig
+from minifer.models.registry import by_path, format_of_architecture
 from minifer.text.tokenizer import Tokenizer
 from minifer.weights.gguf import GGUFFile, build_from_gguf, config_from_gguf
 from minifer.weights.gguf_tokenizer import tokenizer_from_gguf
 from minifer.weights.hf import load_config, load_generation_defaults, load_hf
+from minifer.weights.published import published_elsewhere
 from minifer.weights.pull import PullError, hub_download, pulled_model
 
 DEFAULT_NAMES = ("default", "smollm2")
-TINY_NAMES = ("tiny", "minifer-tiny")
+# Names of the models inside the wheel → their folders.
+BUNDLED = {"tiny": "minifer-tiny", "minifer-tiny": "minifer-tiny", "parcae-tiny": "parcae-tiny"}
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")  # ./x and ../x are paths
 
 
@@ -51,20 +54,21 @@ def resolve_model(name_or_path: str | Path) -> ResolvedModel:
     """Find a model: a short name, a folder, a .gguf file, or a hub id "org/name".
 
     `default` (or `smollm2`) is what `minifer pull` fetched; before that, the bundled
-    `minifer-tiny` steps in for `default`, with a notice. A path that exists wins over a hub id.
+    `minifer-tiny` steps in for `default`, with a notice. `minifer-tiny` and `parcae-tiny` are
+    bundled. A path that exists wins over a hub id.
 
     Raises `ValueError` saying what was looked for and what to do.
     """
     name = str(name_or_path)
-    if name in TINY_NAMES:
-        return ResolvedModel(_bundled_tiny())
+    if name in BUNDLED:
+        return ResolvedModel(_bundled(BUNDLED[name]))
     if name in DEFAULT_NAMES:
         if (pulled := pulled_model()) is not None:
             return ResolvedModel(pulled)
         if name != "default":
             raise ValueError(f"model {name!r} was not pulled yet: run `minifer pull`")
         return ResolvedModel(
-            _bundled_tiny(),
+            _bundled("minifer-tiny"),
             "SmolLM2-135M-Instruct was not pulled yet, using the bundled minifer-tiny, which "
             "writes toy text: run `minifer pull` for the real one",
         )
@@ -75,13 +79,15 @@ def resolve_model(name_or_path: str | Path) -> ResolvedModel:
         return ResolvedModel(path)  # whether it exists is the reader's first question
     if path.exists():
         raise ValueError(f"model {name!r} is a file, but not a .gguf file; give its folder")
+    if (advice := published_elsewhere(name)) is not None:
+        raise ValueError(advice)
     if _HUB_ID.fullmatch(name):
         try:
             return ResolvedModel(hub_download(name))
         except PullError as error:
             raise ValueError(f"there is no folder {name!r}, and as a hub model: {error}") from error
     raise ValueError(
-        f"model {name!r} is neither a short name ({', '.join(DEFAULT_NAMES + TINY_NAMES)}) nor a "
+        f"model {name!r} is neither a short name ({', '.join((*DEFAULT_NAMES, *BUNDLED))}) nor a "
         "folder or .gguf file that exists, nor a hub id of the form org/name"
     )
 
@@ -116,7 +122,9 @@ def load_model(
         tokenizer = tokenizer_from_gguf(file)
     else:
         model, config = load_hf(resolved.path, wanted, device)
-        tokenizer = Tokenizer.from_dir(resolved.path)
+        form = format_of_architecture(config.architecture)
+        read = Tokenizer.from_dir if form is None else by_path(form.read_tokenizer)
+        tokenizer = read(resolved.path)
         defaults = load_generation_defaults(resolved.path)
     ends = {*defaults.pop("eos_token_ids", ()), *config.eos_token_ids, tokenizer.eos_token_id}
     return LoadedModel(
@@ -145,9 +153,9 @@ def _usable_device(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def _bundled_tiny() -> Path:
-    """The folder of the model inside the wheel."""
-    folder = Path(str(resources.files("minifer") / "assets" / "minifer-tiny"))
+def _bundled(name: str) -> Path:
+    """The folder of a model inside the wheel."""
+    folder = Path(str(resources.files("minifer") / "assets" / name))
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"the bundled model is missing from {folder}: reinstall minifer, or run `minifer pull`"
