@@ -91,6 +91,11 @@ def decode_shape(
 ) -> DecodeShape:
     """The decode step of a model. Raises `ValueError` for a model a megakernel cannot run, naming
     the field that it lacks an instruction for."""
+    if config.loop is not None:
+        raise ValueError(
+            "the megakernel runs each layer once and has no instruction for the core of a loop "
+            'model: use backend="triton" or "torch"'
+        )
     wanted = {
         "qkv_bias": config.qkv_bias,
         "output_bias": config.output_bias,

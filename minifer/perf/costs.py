@@ -77,7 +77,11 @@ class StepCost:
 
 
 def parameter_counts(config: ModelConfig) -> dict[str, int]:
-    """Numbers the model holds, by part; a tied embedding counts once, as "embedding"."""
+    """Numbers the model holds, by part; a tied embedding counts once, as "embedding".
+
+    Raises `ValueError` for a loop model.
+    """
+    _refuse_loop(config)
     D, C, L = config.hidden_size, config.head_dim, config.num_layers
     q, kv, hidden = config.num_heads * C, config.num_kv_heads * C, config.intermediate_size
     norms = (2 * L + 1) * D + (2 * L * C if config.qk_norm else 0)
@@ -90,6 +94,15 @@ def parameter_counts(config: ModelConfig) -> dict[str, int]:
         "down": L * D * (hidden + config.mlp_bias),
         "head": 0 if config.tie_word_embeddings else config.vocab_size * D,
     }
+
+
+def _refuse_loop(config: ModelConfig) -> None:
+    """A loop model has other matrices, and runs some of them more than once."""
+    if config.loop is not None:
+        raise ValueError(
+            f"config must be a plain transformer's, got a loop model ({config.architecture}): "
+            "use minifer.parcae.costs"
+        )
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -124,8 +137,10 @@ def step_cost(
     """FLOPs and bytes of one forward pass over a batch of (query, context) pairs.
 
     num_logits: rows the head computes; None is one a request. element: bytes of an element,
-    bfloat16 throughout by default. Raises `ValueError` for a pair with not 1 ≤ query ≤ context.
+    bfloat16 throughout by default. Raises `ValueError` for a pair with not 1 ≤ query ≤ context,
+    and for a loop model.
     """
+    _refuse_loop(config)
     for query, context in batch:
         if not 1 <= query <= context:
             raise ValueError(
