@@ -240,12 +240,13 @@ class KVCacheManager:
         request.num_published_blocks = 0
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` continue from `parent`'s tokens on the same blocks.
+        """Let `child` continue from `parent`'s computed tokens on the same blocks.
 
-        Whoever writes first into a block that both hold copies it (copy-on-write).
+        Whoever writes first into a block that both hold copies it (copy-on-write). Blocks of tokens
+        that are in the middle of their loops stay the parent's: the child begins these again.
         """
-        self.pool.acquire(parent.block_table)
-        child.block_table = list(parent.block_table)
+        child.block_table = parent.block_table[: -(-parent.num_computed_tokens // self.block_size)]
+        self.pool.acquire(child.block_table)
         child.prefix_keys = list(parent.prefix_keys)
         child.num_published_blocks = parent.num_published_blocks
 
