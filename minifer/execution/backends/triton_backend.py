@@ -62,7 +62,8 @@ class TritonBackend(TorchBackend):
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        return linear(x, weight, bias, residual, pdl=self._pdl)
+        # a view only where a gate reads the first channels of wider rows
+        return linear(x.contiguous(), weight, bias, residual, pdl=self._pdl)
 
     def norm_linear(
         self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
