@@ -297,6 +297,13 @@ class Parcae(nn.Module):
                 start += rows
 
 
+def turned_by(before: Tensor, after: Tensor) -> Tensor:
+    """1 − cosine of two successive states [n, D] → float64 [n], at least 0: what early exit asks
+    for. In float32 the cosine of a state with itself is off by 1e-7, to either side; the cosine of
+    nothing with anything is 0."""
+    return (1 - F.cosine_similarity(before.double(), after.double(), dim=-1)).clamp_min(0)
+
+
 def _embedding(
     rows: int, width: int, dtype: torch.dtype, device: torch.device | str
 ) -> nn.Embedding:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minifer.config import EngineConfig, ModelConfig
@@ -28,6 +27,7 @@ from minifer.execution.loops.state import SuspendedLoops
 from minifer.execution.runner import ModelRunner
 from minifer.kv.step_input import StepInput
 from minifer.parcae.layers import Pass
+from minifer.parcae.model import turned_by
 
 
 @dataclass
@@ -118,7 +118,7 @@ class LoopedRunner(ModelRunner):
         asked = [i for i in asked if rows.loops[active[i]] < rows.depth[active[i]]]
         if not asked:
             return []
-        turned = 1 - F.cosine_similarity(before[asked].float(), after[asked].float(), dim=-1)
+        turned = turned_by(before[asked], after[asked])
         return [
             active[i]
             for i, change in zip(asked, turned.tolist(), strict=True)
