@@ -1,0 +1,280 @@
+"""What a loop model's depth, early exit and KV policies cost: measured through the engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from loop_fakes import loop_model, loop_model_config
+from minifer.parcae.costs import kv_bytes_per_token
+from minifer.parcae.lab import kv_quality, teacher_forcing, tradeoff
+from minifer.parcae.lab.kv_quality import DEPTHS, Exit, Row
+from minifer.parcae.lab.teacher_forcing import Forced, force
+
+from minifer import cli
+from minifer.execution.reference import DenseBackend, sequence_batch
+from minifer.text.byte_tokenizer import byte_tokenizer
+
+DEPTH = 8
+
+
+def loaded_model(**changes) -> SimpleNamespace:
+    """As `load_model` gives it."""
+    config = loop_model_config(**changes)
+    return SimpleNamespace(
+        model=loop_model(config),
+        config=config,
+        tokenizer=byte_tokenizer(),
+        eos_token_ids=frozenset(),
+        generation_defaults={},
+    )
+
+
+LOADED = loaded_model()
+
+
+def some_rows(count: int = 3, length: int = 14) -> torch.Tensor:
+    return torch.randint(0, 40, (count, length + 1), generator=torch.Generator().manual_seed(1))
+
+
+ROWS = some_rows()
+
+
+def row_losses(depth: int) -> torch.Tensor:
+    """Each row on its own, without cache or batch: float64 [B, S]."""
+    losses = []
+    for row in ROWS:
+        backend = DenseBackend()
+        hidden = LOADED.model(sequence_batch(row[:-1].tolist()), None, backend, depth)
+        scores = LOADED.model.logits(hidden, backend).double().log_softmax(-1)
+        losses.append(-scores[range(len(row) - 1), row[1:]])
+    return torch.stack(losses).detach()
+
+
+# -- teacher forcing
+
+
+@pytest.mark.parametrize("prompt_len", [1, 5])
+@pytest.mark.parametrize("batching", ["continuous", "lockstep"])
+def test_the_engine_reads_a_text_as_the_dense_model_does(prompt_len: int, batching: str) -> None:
+    forced = force(LOADED, ROWS, prompt_len=prompt_len, loop_batching=batching)
+    expected = row_losses(DEPTH)[:, prompt_len - 1 :]
+    torch.testing.assert_close(forced.losses, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        kv_quality.dense_losses(LOADED.model, ROWS), row_losses(DEPTH), atol=1e-4, rtol=0
+    )
+    assert forced.loss == pytest.approx(float(expected.mean()), abs=1e-4)
+
+
+@pytest.mark.parametrize("exit_threshold", [None, 0.02])
+@pytest.mark.parametrize("prompt_len", [1, 5])
+def test_loops_add_up_to_what_the_runner_counts(
+    prompt_len: int, exit_threshold: float | None
+) -> None:
+    forced = force(LOADED, ROWS, prompt_len=prompt_len, exit_threshold=exit_threshold)
+    before = (prompt_len - 1) * len(ROWS) * DEPTH  # the prompt's other tokens
+    assert forced.token_loops == int(forced.loops.sum()) + before
+    assert forced.prompt_tokens == prompt_len * len(ROWS)
+    assert forced.core_applications <= forced.token_loops
+    if exit_threshold is not None:
+        assert 2 <= forced.mean_loops < DEPTH  # the first iteration has none before it
+        assert set(forced.loops[:, 0].tolist()) == {DEPTH}  # read at the prompt's end
+    else:
+        assert forced.mean_loops == DEPTH
+
+
+def test_a_row_needs_a_token_to_score() -> None:
+    with pytest.raises(ValueError, match=r"prompt_len must be in \[1, 15\)"):
+        force(LOADED, ROWS, prompt_len=15)
+
+
+def test_differences_are_of_the_same_rows() -> None:
+    def forced(losses: list[list[float]], top: list[list[int]]) -> Forced:
+        scored = torch.tensor(losses, dtype=torch.float64)
+        return Forced(scored, torch.tensor(top), torch.ones_like(scored).long(), 0, 0, 0)
+
+    one = forced([[1.0, 2.0], [3.0, 4.0]], [[1, 2], [3, 4]])
+    other = forced([[0.0, 1.0], [0.0, 1.0]], [[1, 2], [3, 5]])
+    mean, error = one.excess(other)
+    # Rows differ by 1 and 3: mean 2, deviation √2, its error √2 / √2.
+    assert (mean, error) == (pytest.approx(2.0), pytest.approx(1.0))
+    assert one.same_top(other) == 0.75
+
+
+# -- depth, exit, policies
+
+
+def test_depths_are_those_of_the_dense_model() -> None:
+    table = kv_quality.depth_table(LOADED, ROWS, (1, 3, 8, 16))
+    for depth, row in zip((1, 3, 8, 16), table, strict=True):
+        assert row.loss == pytest.approx(float(row_losses(depth).mean()), abs=1e-4)
+        assert row.mean_loops == depth
+        assert row.token_loops == depth * ROWS[:, :-1].numel()
+        assert row.kv_bytes == kv_bytes_per_token(LOADED.config, depth)
+    assert table[2].excess == 0 and table[2].same_top == 1
+    assert table[0].excess == pytest.approx(table[0].loss - table[2].loss)
+
+
+def test_policies_that_keep_everything_are_full_and_others_are_not() -> None:
+    names = ("full", "first-8", "cyclic-8", "first-1", "cyclic-2", "terminal")
+    table = {row.name: row for row in kv_quality.policy_table(LOADED, ROWS, names)}
+    full = float(row_losses(DEPTH).mean())
+    for name in names[:3]:
+        assert table[name].loss == pytest.approx(full, abs=1e-4)
+        assert table[name].kv_bytes == kv_bytes_per_token(LOADED.config)
+    for name in names[3:]:
+        assert abs(table[name].loss - full) > 1e-3
+        assert table[name].kv_bytes < table["full"].kv_bytes
+    assert {row.mean_loops for row in table.values()} == {DEPTH}
+
+
+def test_threshold_0_is_full_depth() -> None:
+    (entry,) = kv_quality.exit_table(LOADED, ROWS, (0.0,))
+    for row in (entry.engine, entry.exact):
+        assert row.mean_loops == DEPTH
+        assert row.loss == pytest.approx(float(row_losses(DEPTH).mean()), abs=1e-4)
+        assert row.same_top == 1
+    assert abs(entry.approximation) < 1e-5
+
+
+def test_exits_with_exact_kv_are_read_from_states_of_full_depth() -> None:
+    """Threshold 1 lets every token but the prompt's leave after loop 2: then each row is a dense
+    pass whose readout takes the state of loop 2, and of loop 8 at its first token."""
+    (forced,) = kv_quality.exact_exits(LOADED.model, ROWS, (1.0,))
+    model = LOADED.model
+    assert (forced.loops[:, 0] == DEPTH).all()
+    leaves = forced.loops == 2
+    assert leaves[:, 1:].float().mean() > 0.9  # where the state does not turn by a right angle
+    for b, row in enumerate(ROWS):
+        batch, backend = sequence_batch(row[:-1].tolist()), DenseBackend()
+        with torch.inference_mode():
+            e, p = model.encode(batch, None, backend)
+            h, states = model.initial_state(e), []
+            for t in range(DEPTH):
+                h = model.step(h, model.input_term(e), model.core_pass(p, batch, t))
+                states.append(h)
+            read = torch.stack([states[n - 1][s] for s, n in enumerate(forced.loops[b].tolist())])
+            logits = model.logits(model.finish(read, model.coda_pass(p, batch)), backend)
+        scores = logits.double().log_softmax(-1)
+        expected = -scores[range(len(row) - 1), row[1:]]
+        torch.testing.assert_close(forced.losses[b], expected, atol=1e-4, rtol=0)
+
+
+def test_the_first_exit_is_exact_in_the_engine_and_later_ones_are_not() -> None:
+    """A row's second token sees the first alone, which has run to the end; the third sees what the
+    second left behind."""
+    engine = force(LOADED, ROWS, exit_threshold=0.3)
+    (exact,) = kv_quality.exact_exits(LOADED.model, ROWS, (0.3,))
+    assert (engine.loops[:, 1] < DEPTH).any()
+    assert torch.equal(engine.loops[:, :2], exact.loops[:, :2])
+    torch.testing.assert_close(engine.losses[:, :2], exact.losses[:, :2], atol=1e-4, rtol=0)
+    assert (engine.losses[:, 2:] - exact.losses[:, 2:]).abs().max() > 1e-2
+
+
+def test_a_policy_that_overwrites_computes_shared_prompts_again() -> None:
+    prefix, tails = list(range(32)), [[1, 2], [3, 4, 5], [6]]
+    full, terminal = (
+        kv_quality.shared_prompt(LOADED, prefix, tails, policy) for policy in ("full", "terminal")
+    )
+    assert full.prompt_tokens == terminal.prompt_tokens == 34 + 35 + 33
+    assert full.computed_tokens == 34 + 3 + 1  # two blocks of 16 are found
+    assert terminal.computed_tokens == 34 + 35 + 33
+
+
+# -- the study
+
+
+def an_exit(threshold: float, excess: float) -> Exit:
+    row = Row("", 1.0, excess, 0.0, 1.0, 8.0, 0, 0, 0.0)
+    return Exit(threshold, row, row, 0.0, 0.0)
+
+
+def test_the_chosen_threshold_is_the_largest_that_is_cheap() -> None:
+    exits = [an_exit(0.0, 0.0), an_exit(1e-3, 0.004), an_exit(1e-2, 0.009), an_exit(0.1, 0.2)]
+    assert tradeoff.chosen_threshold(exits) == 1e-2
+    assert tradeoff.chosen_threshold(exits[3:]) == 0.1
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """`minifer parcae tradeoff --quick --out FOLDER` on a model of random weights."""
+    folder = tmp_path_factory.mktemp("tradeoff")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "minifer.weights.resolve.load_model", lambda name: loaded_model(vocab_size=288)
+        )
+        status = cli.main(["parcae", "tradeoff", "--quick", "--out", str(folder)])
+    assert status == 0
+    return folder, json.loads((folder / "parcae_tradeoff.json").read_text())
+
+
+def test_the_command_measures_through_engine_and_server(smoke: tuple[Path, dict]) -> None:
+    _, data = smoke
+    assert data["engine_against_dense"] < 1e-4
+    by_name = {entry["name"]: entry for entry in data["tradeoff"]}
+    assert next(iter(by_name)) == "depth 8"
+    for name in ("depth 8", "depth 4", "depth 1", "mixed", "mixed, lockstep"):
+        found = by_name[name]["concurrent"]
+        assert found["tokens_per_second"] > 0
+        depths = tradeoff.MIXED if name.startswith("mixed") else (int(name[-1]),)
+        assert found["mean_loops"] == pytest.approx(sum(depths) / len(depths))
+    assert by_name["depth 4"]["single"]["core_applications"] == 4
+    (mixed,) = (entry for entry in data["batching"] if entry["name"] == "mixed")
+    assert mixed["continuous"]["core_applications"] < mixed["lockstep"]["core_applications"]
+    assert mixed["continuous"]["steps"] > mixed["lockstep"]["steps"]
+
+
+def test_the_report_says_what_the_data_say(smoke: tuple[Path, dict]) -> None:
+    folder, data = smoke
+    text = (folder / "parcae_tradeoff.md").read_text()
+    for row in (*data["policies"], *data["depths"]):
+        assert f"{row['excess']:+.4f} ± {row['error']:.4f}" in text
+    for entry in data["exits"]:
+        assert f"{entry['approximation']:+.4f} ± {entry['error']:.4f}" in text
+    assert data["started"] in text and data["machine"]["cpu"] in text
+    assert not re.search(r"nan|inf\b|None", text)
+
+
+def test_the_figures_are_drawn(smoke: tuple[Path, dict]) -> None:
+    folder, _ = smoke
+    names = sorted(path.name for path in folder.glob("*.svg"))
+    assert names == ["parcae_tradeoff.svg", "parcae_tradeoff_exit.svg", "parcae_tradeoff_kv.svg"]
+    assert all("<svg" in (folder / name).read_text() for name in names)
+
+
+def test_held_out_rows_are_spread_and_whole() -> None:
+    rows = tradeoff.held_out_rows(loaded_model(vocab_size=288), 4, 24)
+    assert rows.shape == (4, 25) and len({tuple(row.tolist()) for row in rows}) == 4
+    with pytest.raises(ValueError, match="got 10000 rows of 25"):
+        tradeoff.held_out_rows(loaded_model(vocab_size=288), 10000, 24)
+
+
+def test_a_plan_needs_the_mean_depth() -> None:
+    with pytest.raises(ValueError, match="mean depth 8"):
+        tradeoff.study(LOADED, tradeoff.Plan(depths=(1, 2)))
+    assert 8 in DEPTHS
+
+
+def test_a_model_without_a_loop_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["parcae", "tradeoff", "--model", "minifer-tiny"]) == 2
+    assert "loop model such as parcae-tiny" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["parcae", "tradeoff", "--out", "nowhere/at/all"]) == 2
+    assert "there is no folder nowhere/at/all" in capsys.readouterr().err
+
+
+def test_a_request_that_fails_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of what was read so far would look like one."""
+
+    def broken(self, logits, rows):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(teacher_forcing.Teacher, "__call__", broken)
+    with pytest.raises(RuntimeError, match="ended early"):
+        force(LOADED, ROWS)
