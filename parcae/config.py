@@ -155,7 +155,7 @@ def _refuse_unsupported(raw: Mapping[str, Any], source: str) -> None:
         ("recurrent_intermediation_embedding_dimension", "intermediate_size"),
     ):
         required(raw, key, source)
-        _one_of(raw, key, (required(raw, other, source),), source)
+        _one_of(raw, key, (integer(raw, other, source),), source)
     _one_of(
         {"recurrent_num_attention_heads": None, **raw},
         "recurrent_num_attention_heads",
