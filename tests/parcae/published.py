@@ -180,10 +180,8 @@ def save_published(
     return made  # type: ignore[return-value]
 
 
-def save_tokenizer(
-    folder: Path, special: tuple[str, ...] = ("<|bos|>", "<|eos|>", "<|pad|>")
-) -> None:
-    """tokenizer.json alone, without a post-processor: three special tokens, then 256 bytes."""
+def save_tokenizer(folder: Path, special: Sequence[str] = SPECIAL) -> None:
+    """tokenizer.json alone, without a post-processor: special tokens, then 256 bytes."""
     vocab = {token: i for i, token in enumerate([*special, *byte_alphabet()])}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
