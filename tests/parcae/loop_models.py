@@ -53,7 +53,8 @@ def loop_model(layers=(2, 2, 2), seed=0, *, dtype=torch.float32, **loop) -> Parc
         if name in ("adapter.A_log", "adapter.dt_bias"):
             parameter.copy_(0.7 * noise)
         elif parameter.dim() == 1:
-            parameter.copy_(1 + 0.2 * noise)
+            gain = 0.2 if name == "ln_f.weight" else 1.0  # logits of about 4
+            parameter.copy_(gain * (1 + 0.2 * noise))
         elif name == "wte.weight" or name.startswith("value_embeds."):
             parameter.copy_(noise)
         else:
