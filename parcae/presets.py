@@ -77,7 +77,7 @@ def create_model(
 
     Raises `ValueError` for a name that is no preset.
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         preset = preset_called(name) if isinstance(name, str) else None
         hint = f"; that is the authors' name of {preset}" if preset else ""
         raise ValueError(f"name must be one of {', '.join(PRESETS)}, got {name!r}{hint}")
