@@ -127,8 +127,5 @@ def test_the_megakernel_refuses_a_loop_model_before_its_weights_are_read(
     bundled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (bundled / "model.safetensors").unlink()
-    with pytest.raises(
-        ValueError, match="megakernel .* no instruction for the core of a loop"
-    ) as e:
+    with pytest.raises(ValueError, match="no instruction for the core of a loop model: use"):
         LLM("parcae-tiny", backend="megakernel", device="cpu")
-    assert "\n" not in str(e.value) and str(e.value).count(".") == 0
