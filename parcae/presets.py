@@ -35,25 +35,28 @@ def _published(width: int, layers: int) -> ModelConfig:
 
 
 def _tiny() -> ModelConfig:
-    """minifer-tiny's byte vocabulary; one layer in every stack would leave the prelude without a
-    value embedding, two follow the published pattern."""
+    """A pure loop: one layer, and nothing before or after it, so that depth decides the loss.
+
+    Text of single characters needs little depth: with a layer before and one behind the core, one
+    loop is as good as eight. The byte vocabulary is minifer-tiny's.
+    """
     return ModelConfig(
         architecture="ParcaeForCausalLM",
         vocab_size=288,
-        hidden_size=128,
-        intermediate_size=512,
-        num_layers=6,
-        num_heads=4,
-        num_kv_heads=4,
+        hidden_size=192,
+        intermediate_size=768,
+        num_layers=1,
+        num_heads=6,
+        num_kv_heads=6,
         head_dim=32,
-        max_position_embeddings=1024,
+        max_position_embeddings=512,
         rms_norm_eps=1e-5,
         rope=RopeConfig(theta=50000.0),
         tie_word_embeddings=True,
         dtype="bfloat16",
         bos_token_id=256,
         eos_token_ids=(257, 259),
-        loop=LoopConfig(prelude=2, core=2, coda=2),
+        loop=LoopConfig(prelude=0, core=1, coda=0),
     )
 
 
