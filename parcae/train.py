@@ -8,6 +8,7 @@ interrupted goes on with the numbers it would have had: the same loss curve to t
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 from collections.abc import Callable
@@ -121,13 +122,15 @@ def train(
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 100,
     resume: bool = False,
+    log: str | Path | None = None,
     backend: Backend | None = None,
 ) -> list[StepRecord]:
     """Train `model` in place; returns the record of every step.
 
     batches: makes a step's rows from the generator it is handed, and from nothing else that
     changes. on_step: called after each step. checkpoint: a file written every `checkpoint_every`
-    steps and at the end; resume: go on from it. backend: None for float32.
+    steps and at the end; resume: go on from it. log: a CSV file with a row a step. backend: None
+    for float32.
 
     Raises `ValueError`: resume without a checkpoint, or from one that another recipe or model
     wrote; a batch that has not the stated shape.
@@ -140,13 +143,19 @@ def train(
     file = None if checkpoint is None else Path(checkpoint)
     records = load_checkpoint(file, model, optimizer, recipe) if resume else []
     backend = backend or RowsBackend()
-    for step in range(len(records), recipe.steps):
-        record = train_step(model, batches, recipe, step, optimizer, backend)
-        records.append(record)
-        if file is not None and (len(records) % checkpoint_every == 0 or step + 1 == recipe.steps):
-            save_checkpoint(file, model, optimizer, recipe, records)
-        if on_step is not None:
-            on_step(record)
+    with open(os.devnull if log is None else log, "w", encoding="utf-8", newline="") as text:
+        table = csv.DictWriter(text, [field.name for field in fields(StepRecord)])
+        table.writeheader()
+        table.writerows(map(asdict, records))
+        for step in range(len(records), recipe.steps):
+            record = train_step(model, batches, recipe, step, optimizer, backend)
+            records.append(record)
+            table.writerow(asdict(record))
+            text.flush()
+            if file and (len(records) % checkpoint_every == 0 or len(records) == recipe.steps):
+                save_checkpoint(file, model, optimizer, recipe, records)
+            if on_step is not None:
+                on_step(record)
     return records
 
 
