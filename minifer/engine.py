@@ -103,7 +103,7 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._seed = config.seed if config.seed is not None else time.time_ns()
         self._num_admitted = 0
-        self.num_step_tokens = 0  # computed by the last step
+        self.num_step_tokens = 0  # completed by the last step
         self._working = False  # inside one of its own methods
         self._closed = False
         self._requests: dict[str, Request] = {}  # the first sequence of every open request
@@ -296,7 +296,7 @@ class Engine:
         self.events.step += 1
         timer = StepTimer(self.events)
         plan = self.scheduler.schedule()  # 1  who gets how many tokens; asks 2 for hits and blocks
-        self.num_step_tokens = plan.num_tokens
+        self.num_step_tokens = 0
         timer.lap("step.scheduled", "scheduling")
         if not plan:  # everybody waits for the disk
             self.kv.wait_for_loads()
@@ -307,7 +307,9 @@ class Engine:
             if self.shadow is not None:
                 self.shadow.follow(plan, batch)
             logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
-            timer.lap("step.forward", "decode" if plan.is_decode else "prefill", **plan.counts)
+            self.num_step_tokens = plan.num_completed_tokens
+            counts = plan.counts | batch.work
+            timer.lap("step.forward", "decode" if plan.is_decode else "prefill", **counts)
             tokens = self.sampler(logits, self._sample_rows(batch))  # 4  one draw a sequence
             self._score_prompts(batch, logits)
             timer.lap("step.sampled", "decode")

@@ -18,6 +18,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from minifer.kv.step_input import StepInput
+
 
 @dataclass(frozen=True)
 class DecodeIndex:
@@ -106,6 +108,21 @@ class ForwardBatch:
         position = torch.arange(length, device=block_table.device)
         block = block_table[..., position // self.block_size]
         return block * self.block_size + position % self.block_size
+
+    @classmethod
+    def of(cls, step: StepInput, device: torch.device) -> ForwardBatch:
+        """A step of the engine as tensors."""
+        return cls.build(
+            step.token_ids,
+            step.positions,
+            step.slot_mapping,
+            step.query_start,
+            step.seq_lens,
+            step.block_tables,
+            step.logits_rows,
+            step.block_size,
+            device,
+        )
 
     @classmethod
     def build(

@@ -74,17 +74,7 @@ class ModelRunner:
 
     def _logits(self, step: StepInput) -> Tensor:
         """The model itself; all blocks are where they should be."""
-        batch = ForwardBatch.build(
-            step.token_ids,
-            step.positions,
-            step.slot_mapping,
-            step.query_start,
-            step.seq_lens,
-            step.block_tables,
-            step.logits_rows,
-            step.block_size,
-            self.device,
-        )
+        batch = ForwardBatch.of(step, self.device)
         hidden = self.model(batch, self.kv, self.backend)
         rows = hidden[batch.logits_rows]
         return self.model.logits(rows, self.backend, float32=self._float32_logits)

@@ -209,9 +209,9 @@ class KVCacheManager:
         """
         if self.tiers is None:
             return
-        if plan.counts["num_prefill_tokens"]:
+        if not plan.is_decode:  # time counts in every step, a token where it is completed
             seconds = self._events.clock() - self._step_started - step.load_seconds
-            self.tiers.observe_step(plan.num_tokens, seconds)
+            self.tiers.observe_step(plan.num_completed_tokens, seconds)
         if step.block_loads:
             self.tiers.observe_loads(len(step.block_loads), step.load_seconds)
         for entry in plan.scheduled:

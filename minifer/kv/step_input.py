@@ -33,6 +33,7 @@ class StepInput:
     block_loads: (block, what a tier has for it), written after these two and before the model
     runs; load_seconds: how long that took, filled in by the runner.
     scheduled: the plan's entries, one for each of `seq_lens`.
+    work: what the runner of a loop model counted, for whoever watches.
     """
 
     block_size: int
@@ -50,6 +51,7 @@ class StepInput:
     logits_rows: list[int] = field(default_factory=list)
     sampled: list[tuple[ScheduledRequest, int]] = field(default_factory=list)
     prompt_rows: list[tuple[ScheduledRequest, int, range]] = field(default_factory=list)
+    work: dict[str, int] = field(default_factory=dict)
 
     def keep_completed(self) -> None:
         """Drop the logits of entries that are not completed; those left move up."""

@@ -12,6 +12,7 @@ from minifer.request import Request
 class ScheduledRequest:
     """One request's share of a step: its tokens [start, start + num_new).
 
+    is_last_chunk: the step computes the request's newest token, so a next one is sampled.
     completed: False when a loop model has not taken them through all iterations yet; the runner
     says so, and the next step goes on with them.
     """
@@ -21,15 +22,14 @@ class ScheduledRequest:
     num_new: int
     allocation: Allocation
     completed: bool = True
+    is_last_chunk: bool = field(init=False)  # said now: the step will make the request longer
+
+    def __post_init__(self) -> None:
+        self.is_last_chunk = self.end == self.request.num_tokens
 
     @property
     def end(self) -> int:
         return self.start + self.num_new
-
-    @property
-    def is_last_chunk(self) -> bool:
-        """True when the step computes the request's newest token, so a next one is sampled."""
-        return self.end == self.request.num_tokens
 
     @property
     def is_decode(self) -> bool:
@@ -51,11 +51,16 @@ class SchedulePlan:
         return sum(entry.num_new for entry in self.scheduled)
 
     @property
+    def num_completed_tokens(self) -> int:
+        """Tokens that the step brings to an end: each counts in one step alone."""
+        return sum(entry.num_new for entry in self.scheduled if entry.completed)
+
+    @property
     def counts(self) -> dict[str, int]:
-        """How many of the step's tokens are prefill and how many decode."""
-        decode = sum(entry.is_decode for entry in self.scheduled)
+        """How many tokens that the step completes are prefill and how many decode."""
+        decode = sum(entry.is_decode for entry in self.scheduled if entry.completed)
         return {
-            "num_prefill_tokens": self.num_tokens - decode,
+            "num_prefill_tokens": self.num_completed_tokens - decode,
             "num_decode_tokens": decode,
         }
 

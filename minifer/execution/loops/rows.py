@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -12,100 +12,89 @@ from torch import Tensor
 from minifer.execution.backend import Backend
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
-from minifer.execution.loops.state import SuspendedLoops
+from minifer.execution.loops.state import Span, make_spans
 from minifer.kv.step_input import StepInput
 from minifer.parcae.layers import Group, Pass
 
-RowGroup = tuple[list[int], ForwardBatch, int]  # rows of the step, their batch, their KV slot
+Members = tuple[int, ...]  # rows of the step, ascending
+RowGroup = tuple[Members, bool, int]  # of one iteration; do they write KV, and to which slot
 
 
 class Rows:
-    """The rows of one step, and how far each has come.
+    """The rows of one step. spans: of each entry. h, term: [T, D], once tokens have entered.
 
-    spans: of each entry. loops, depth: iterations run, and to run. looping: does it go on?
-    threshold: of those that may leave early.
+    Index tensors and parts of the batch are made once a step: rows that go through one iteration
+    together mostly go through the next one together, too.
     """
 
     def __init__(self, step: StepInput, device: torch.device) -> None:
         self.step = step
-        self.batch = ForwardBatch.build(
-            step.token_ids,
-            step.positions,
-            step.slot_mapping,
-            step.query_start,
-            step.seq_lens,
-            step.block_tables,
-            step.logits_rows,
-            step.block_size,
-            device,
-        )
-        self.cos = self.sin = self.batch.token_ids  # set by `_enter`
-        self.h: Tensor | None = None
-        self.term: Tensor | None = None
-        self.spans: list[range] = []
-        self.new: list[int] = []
-        self.suspended: list[tuple[range, SuspendedLoops]] = []
-        self.loops: list[int] = []
-        self.looping: list[bool] = []
-        self.depth: list[int] = []
-        self.threshold: list[float | None] = []
-        self.part = cache(partial(_part, self.batch))
-        for entry, first in zip(step.scheduled, step.query_start, strict=False):
-            request, span = entry.request, range(first, first + entry.num_new)
-            self.spans.append(span)
-            if request.suspended is None:
-                self.new += span
-                self.loops += [0] * len(span)
-                self.looping += [True] * len(span)
-            else:
-                self.suspended.append((span, request.suspended))
-                self.loops += request.suspended.loops
-                self.looping += request.suspended.looping
-            self.depth += [request.num_loops or 1] * len(span)
-            self.threshold += [
-                request.params.exit_threshold if p >= request.num_prompt_tokens else None
-                for p in range(entry.start, entry.end)
-            ]
+        self.batch = ForwardBatch.of(step, device)
+        self.cos = self.sin = self.h = self.term = self.batch.token_ids  # set by the runner
+        self.spans = [
+            make_spans(entry, first)
+            for entry, first in zip(step.scheduled, step.query_start, strict=False)
+        ]
+        self.index = cache(lambda rows: torch.tensor(rows, device=device))
+        self.part = cache(self._part)
 
     def done(self, entry: int) -> bool:
-        span = self.spans[entry]
-        return not any(self.looping[span.start : span.stop])
+        return not any(span.looping for span in self.spans[entry])
+
+    def take(self, tensor: Tensor, rows: Members) -> Tensor:
+        """The entries of some rows; all of them are no copy."""
+        return tensor if len(rows) == self.batch.num_tokens else tensor[self.index(rows)]
+
+    def put(self, tensor: Tensor, rows: Members, new: Tensor) -> Tensor:
+        """`tensor` with the entries of some rows replaced, in place unless it is all of them."""
+        if len(rows) == self.batch.num_tokens:
+            return new
+        if tensor.shape[1:] != new.shape[1:]:  # the first to come
+            tensor = new.new_empty(self.batch.num_tokens, *new.shape[1:])
+        tensor[self.index(rows)] = new
+        return tensor
 
     def cut(
-        self,
-        rows: list[int],
-        groups: Sequence[RowGroup],
-        kv: KVStorage,
-        backend: Backend,
+        self, rows: Members, groups: Sequence[RowGroup], kv: KVStorage, backend: Backend
     ) -> Pass:
-        """The pass over some rows; groups name theirs by their place in the whole batch."""
-        place = {row: i for i, row in enumerate(rows)}
-        device = self.batch.token_ids.device
+        """The pass over some rows."""
+        place = {row: i for i, row in enumerate(rows)} if len(groups) > 1 else {}
         parts = tuple(
             Group(
-                None
-                if len(groups) == 1
-                else torch.tensor([place[row] for row in members], device=device),
-                batch,
+                self.index(tuple(place[row] for row in members)) if place else None,
+                self.part(members, writes),
                 slot,
             )
-            for members, batch, slot in groups
+            for members, writes, slot in groups
         )
-        token_ids, cos, sin = self.batch.token_ids[rows], self.cos[rows], self.sin[rows]
-        return Pass(token_ids, cos, sin, parts, kv, backend)
+        shared = (self.take(x, rows) for x in (self.batch.token_ids, self.cos, self.sin))
+        return Pass(*shared, parts, kv, backend)
+
+    def _part(self, rows: Members, writes: bool = True) -> ForwardBatch:
+        """These rows as a batch of their own."""
+        if not writes:
+            part = self.part(rows, True)
+            return replace(part, slot_mapping=torch.full_like(part.slot_mapping, -1))
+        if len(rows) == self.batch.num_tokens:
+            return self.batch
+        return select_rows(self.batch, self.step.positions, rows, self.index(rows))
 
 
-def _part(batch: ForwardBatch, rows: tuple[int, ...], writes: bool = True) -> ForwardBatch:
-    part = batch if len(rows) == batch.num_tokens else select_rows(batch, rows)
-    return part if writes else replace(part, slot_mapping=torch.full_like(part.slot_mapping, -1))
+def rows_of(spans: Iterable[Span]) -> Members:
+    return tuple(row for span in spans for row in span.rows)
 
 
-def select_rows(batch: ForwardBatch, rows: Sequence[int]) -> ForwardBatch:
-    """These rows alone, ascending. A request that keeps all of its rows stays as it is; one
-    that keeps some is taken apart into a request for each, whose context ends with it."""
+def select_rows(
+    batch: ForwardBatch, positions: Sequence[int], rows: Members, chosen: Tensor
+) -> ForwardBatch:
+    """Rows of a batch alone. A request that keeps all of its rows stays as it is; one that keeps
+    some is taken apart into a request for each, whose context ends with it.
+
+    positions: of all rows. chosen: `rows` as a tensor.
+    """
     members: list[int] = []
     query_start, seq_lens = [0], []
-    kept, positions = set(rows), batch.positions.tolist()
+    kept = set(rows)
     for b, length in enumerate(batch.seq_lens_host):
         own = range(batch.query_start_host[b], batch.query_start_host[b + 1])
         left = [row for row in own if row in kept]
@@ -119,7 +108,6 @@ def select_rows(batch: ForwardBatch, rows: Sequence[int]) -> ForwardBatch:
             seq_lens.append(positions[row] + 1)
             query_start.append(query_start[-1] + 1)
     device = batch.token_ids.device
-    chosen = torch.tensor(rows, device=device)
     return ForwardBatch(
         token_ids=batch.token_ids[chosen],
         positions=batch.positions[chosen],

@@ -15,15 +15,14 @@ deepest token, and those of depth 2 would wait: 16 applications for the four tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from minifer.config import EngineConfig, ModelConfig
-from minifer.execution.loops.rows import RowGroup, Rows
-from minifer.execution.loops.state import SuspendedLoops
+from minifer.execution.loops.rows import Members, RowGroup, Rows, rows_of
+from minifer.execution.loops.state import Span, SuspendedLoops
 from minifer.execution.runner import ModelRunner
 from minifer.kv.step_input import StepInput
 from minifer.parcae.layers import Pass
@@ -53,86 +52,88 @@ class LoopedRunner(ModelRunner):
 
     def _logits(self, step: StepInput) -> Tensor:
         rows = Rows(step, self.device)
+        before = replace(self.stats)
         self._enter(rows)
         while self._iterate(rows):
             pass
+        step.work = {
+            "core_applications": self.stats.core_applications - before.core_applications,
+            "token_loops": self.stats.token_loops - before.token_loops,
+        }
         return self._leave(rows)
 
     def _enter(self, rows: Rows) -> None:
         """New tokens pass the prelude; suspended ones come back with what they had."""
-        cos, sin = self.model.rotary(rows.batch.positions)
-        rows.cos, rows.sin = cos, sin
-        if rows.new:
-            p = rows.cut(
-                rows.new, [(rows.new, rows.part(tuple(rows.new)), 0)], self.kv, self.backend
-            )
+        rows.cos, rows.sin = self.model.rotary(rows.batch.positions)
+        new: list[Span] = []
+        for entry, spans in zip(rows.step.scheduled, rows.spans, strict=True):
+            if (state := entry.request.suspended) is None:
+                new += spans
+                continue
+            members = rows_of(spans)
+            rows.h = rows.put(rows.h, members, state.h)
+            rows.term = rows.put(rows.term, members, state.term)
+        if new:
+            members = rows_of(new)
+            p = rows.cut(members, [(members, True, 0)], self.kv, self.backend)
             e = self.model.prelude_pass(self.model.embed(p.token_ids), p)
-            h, term = self.model.initial_state(e), self.model.input_term(e)
-            D = h.shape[1]
-            rows.h = h.new_empty(len(rows.loops), D)
-            rows.term = term.new_empty(len(rows.loops), D)
-            rows.h[rows.new], rows.term[rows.new] = h, term
-        for span, state in rows.suspended:
-            if rows.h is None or rows.term is None:
-                D = state.h.shape[1]
-                rows.h = state.h.new_empty(len(rows.loops), D)
-                rows.term = state.term.new_empty(len(rows.loops), D)
-            rows.h[span.start : span.stop], rows.term[span.start : span.stop] = state.h, state.term
+            rows.h = rows.put(rows.h, members, self.model.initial_state(e))
+            rows.term = rows.put(rows.term, members, self.model.input_term(e))
 
     def _iterate(self, rows: Rows) -> bool:
         """One application of the core to every token that still loops; is there to be another?"""
-        active = [row for row, looping in enumerate(rows.looping) if looping]
-        p = self._pass(rows, active, self._groups(rows, active))
-        assert rows.h is not None and rows.term is not None
-        before = rows.h[active]
-        after = self.model.step(before, rows.term[active], p)
-        rows.h[active] = after
+        active = [span for spans in rows.spans for span in spans if span.looping]
+        members = rows_of(active)
+        p = self._pass(rows, members, self._groups(active))
+        before = rows.take(rows.h, members)
+        after = self.model.step(before, rows.take(rows.term, members), p)
+        rows.h = rows.put(rows.h, members, after)
         self.stats.core_applications += 1
-        self.stats.token_loops += len(active)
-        for row in active:
-            rows.loops[row] += 1
-        for row in self._exits(rows, active, before, after):
-            rows.looping[row] = False
-            self._fill(rows, row)
-        for row in active:
-            if rows.loops[row] == rows.depth[row]:
-                rows.looping[row] = False
-        done = [entry for entry in range(len(rows.spans)) if rows.done(entry)]
-        return not done if self.continuous else len(done) < len(rows.spans)
+        self.stats.token_loops += len(members)
+        for span in active:
+            span.loops += 1
+            span.looping = span.loops < span.depth
+        for span in self._exits(active, before, after):
+            span.looping = False
+            self._fill(rows.step, span)
+        done = [rows.done(entry) for entry in range(len(rows.spans))]
+        return not any(done) if self.continuous else not all(done)
 
-    def _pass(self, rows: Rows, members: list[int], groups: list[RowGroup]) -> Pass:
+    def _pass(self, rows: Rows, members: Members, groups: list[RowGroup]) -> Pass:
         return rows.cut(members, groups, self.kv, self.backend)
 
-    def _groups(self, rows: Rows, active: list[int]) -> list[RowGroup]:
-        """(rows, their batch, KV slot) for each iteration that some of the rows are at."""
-        groups = []
-        for t in sorted({rows.loops[row] for row in active}):
-            members = [row for row in active if rows.loops[row] == t]
-            batch = rows.part(tuple(members), self.loop.policy.writes(t))
-            groups.append((members, batch, self.loop.core_slot(t)))
-        return groups
-
-    def _exits(self, rows: Rows, active: list[int], before: Tensor, after: Tensor) -> list[int]:
-        """Tokens that leave early: their state has all but stopped turning."""
-        asked = [i for i, row in enumerate(active) if rows.threshold[row] is not None]
-        asked = [i for i in asked if rows.loops[active[i]] < rows.depth[active[i]]]
-        if not asked:
-            return []
-        turned = turned_by(before[asked], after[asked])
+    def _groups(self, active: list[Span]) -> list[RowGroup]:
+        """(rows, do they write, KV slot) for each iteration that some of the rows are at."""
         return [
-            active[i]
-            for i, change in zip(asked, turned.tolist(), strict=True)
-            if change < (rows.threshold[active[i]] or 0.0)
+            (
+                rows_of(span for span in active if span.loops == t),
+                self.loop.policy.writes(t),
+                self.loop.core_slot(t),
+            )
+            for t in sorted({span.loops for span in active})
         ]
 
-    def _fill(self, rows: Rows, row: int) -> None:
+    def _exits(self, active: list[Span], before: Tensor, after: Tensor) -> list[Span]:
+        """Tokens that leave early: their state has all but stopped turning."""
+        place, asked, spans = 0, [], []
+        for span in active:
+            if span.threshold is not None and span.looping:
+                asked.append(place)
+                spans.append(span)
+            place += len(span.rows)
+        if not asked:
+            return []
+        changes = turned_by(before[asked], after[asked]).tolist()
+        return [s for s, change in zip(spans, changes, strict=True) if change < (s.threshold or 0)]
+
+    def _fill(self, step: StepInput, span: Span) -> None:
         """A token has left: in the iterations it does not run, later tokens see the keys and
         values of its last one."""
-        place, last = rows.step.slot_mapping[row], rows.loops[row] - 1
-        source, policy = self.loop.core_slot(last), self.loop.policy
-        later = range(last + 1, rows.depth[row])
+        last, policy = span.loops - 1, self.loop.policy
+        source = self.loop.core_slot(last)
+        later = range(last + 1, span.depth)
         targets = {self.loop.core_slot(t) for t in later if policy.writes(t)} - {source}
-        block, offset = divmod(place, rows.step.block_size)
+        block, offset = divmod(step.slot_mapping[span.rows.start], step.block_size)
         for caches in (self.kv.keys, self.kv.values):
             for layer in range(self.loop.core):
                 kept = caches[source + layer][block, offset]
@@ -141,31 +142,29 @@ class LoopedRunner(ModelRunner):
 
     def _leave(self, rows: Rows) -> Tensor:
         """Tokens that are through pass the coda, the others are suspended. Logits [R, V]."""
-        assert rows.h is not None and rows.term is not None
-        done: list[int] = []
-        for index, (entry, span) in enumerate(zip(rows.step.scheduled, rows.spans, strict=True)):
-            request, own = entry.request, slice(span.start, span.stop)
+        step, done = rows.step, list[Span]()
+        for index, (entry, spans) in enumerate(zip(step.scheduled, rows.spans, strict=True)):
             entry.completed = rows.done(index)
-            if not entry.completed:
-                request.suspended = SuspendedLoops(
-                    rows.h[own].clone(),
-                    rows.term[own].clone(),
-                    tuple(rows.loops[own]),
-                    tuple(rows.looping[own]),
-                )
-                continue
-            request.suspended = None
-            done += span
-            for row in span:
-                if rows.step.positions[row] >= request.num_prompt_tokens - 1:
-                    request.loops_run[rows.step.positions[row]] = rows.loops[row]
-        rows.step.keep_completed()
-        if not done:
-            return rows.h.new_empty(0, self.model.config.vocab_size, dtype=torch.float32)
-        p = rows.cut(
-            done, [(done, rows.part(tuple(done)), self.loop.coda_slot)], self.kv, self.backend
-        )
-        hidden = self.model.finish(rows.h[done], p)
-        place = {row: i for i, row in enumerate(done)}
-        wanted = hidden[[place[row] for row in rows.step.logits_rows]]
+            entry.request.suspended = None if entry.completed else self._suspend(rows, spans)
+            if entry.completed:
+                done += spans
+                for span in spans:
+                    for row in span.rows:
+                        if step.positions[row] >= entry.request.num_prompt_tokens - 1:
+                            entry.request.loops_run[step.positions[row]] = span.loops
+        members = rows_of(done)
+        step.keep_completed()
+        p = rows.cut(members, [(members, True, self.loop.coda_slot)], self.kv, self.backend)
+        hidden = self.model.finish(rows.take(rows.h, members), p)
+        place = {row: i for i, row in enumerate(members)}
+        wanted = hidden[[place[row] for row in step.logits_rows]]
         return self.model.logits(wanted, self.backend, float32=self._float32_logits)
+
+    def _suspend(self, rows: Rows, spans: list[Span]) -> SuspendedLoops:
+        own = slice(spans[0].rows.start, spans[-1].rows.stop)
+        return SuspendedLoops(
+            rows.h[own].clone(),
+            rows.term[own].clone(),
+            tuple(span.loops for span in spans),
+            tuple(span.looping for span in spans),
+        )
