@@ -10,7 +10,7 @@ import pytest
 import torch
 from minifer.parcae.checkpoint import config_from_parcae, config_to_parcae
 from minifer.parcae.presets import PRESETS
-from published import SIZES, published_config
+from published import SIZES, published_config, small_config
 
 from minifer.config import ModelConfig, RopeConfig
 from minifer.loops import LoopConfig
@@ -25,6 +25,7 @@ BOOKKEEPING = {
     *("use_fused_head", "attn_impl", "_is_recurrent_block_config"),
 }
 NEEDED = sorted(set(published_config()) - BOOKKEEPING - DECIDED_BY_DEFAULT - {"_class_name"})
+SMALL = config_from_parcae(small_config())  # 2 + 2 + 2 layers
 ROPE = {"use_rope": True, "rope_condense_ratio": 1, "rope_base": 50000}
 
 
@@ -211,12 +212,12 @@ def test_what_is_written_is_what_was_published(name: str) -> None:
 def test_every_kind_of_loop_is_written(injection: str, flags: tuple[bool, bool]) -> None:
     norm, tables = flags
     loop = LoopConfig(2, 2, 2, injection=injection, prelude_norm=norm, value_embeddings=tables)
-    config = replace(PRESETS["parcae-tiny"], loop=loop)
+    config = replace(SMALL, loop=loop)
     assert config_from_parcae(config_to_parcae(config)) == config
 
 
 def test_what_an_engine_chose_is_no_part_of_the_model() -> None:
-    config = PRESETS["parcae-tiny"]
+    config = SMALL
     assert config.loop is not None
     chosen = replace(config, loop=replace(config.loop, max_num_loops=3, kv_policy="terminal"))
     assert config_to_parcae(chosen) == config_to_parcae(config)
@@ -225,7 +226,7 @@ def test_what_an_engine_chose_is_no_part_of_the_model() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"head_dim": 64},
+        {"head_dim": 32},
         {"tie_word_embeddings": False},
         {"qk_norm": True},
         {"sliding_windows": (8,) * 6},
@@ -233,19 +234,19 @@ def test_what_an_engine_chose_is_no_part_of_the_model() -> None:
     ],
 )
 def test_what_the_format_cannot_express_is_refused(change: dict[str, Any]) -> None:
-    config = replace(PRESETS["parcae-tiny"], **change)
+    config = replace(SMALL, **change)
     with pytest.raises(ValueError, match=f"ParcaeConfig cannot express {next(iter(change))} of"):
         config_to_parcae(config)
 
 
 def test_a_model_without_a_loop_is_none_of_these() -> None:
     with pytest.raises(ValueError, match="loop must say how many layers each stack has"):
-        config_to_parcae(replace(PRESETS["parcae-tiny"], loop=None))
+        config_to_parcae(replace(SMALL, loop=None))
 
 
 def test_hugging_faces_form_is_not_theirs() -> None:
     with pytest.raises(ValueError, match='must have "_class_name": "ParcaeConfig"'):
-        config_to_hf(PRESETS["parcae-tiny"])
+        config_to_hf(SMALL)
     with pytest.raises(ValueError, match=r'my.json must have "_class_name": "ParcaeConfig"'):
         config_from_hf({"architectures": ["ParcaeForCausalLM"]}, "my.json")
     with pytest.raises(ValueError, match=r"_class_name in config.json must be one of Parc"):
