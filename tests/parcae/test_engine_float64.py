@@ -21,7 +21,7 @@ TOLERANCE = 1e-5
 MARGIN = 1e-5
 POLICIES = ["full", "first-1", "first-2", "terminal", "cyclic-2", "cyclic-3"]
 OVERWRITE = ("terminal", "cyclic")
-THRESHOLDS = (0.01, 0.02, 0.04, 0.1)
+THRESHOLDS = (0.02, 0.03, 0.04, 0.06)
 
 
 @dataclass
@@ -99,7 +99,7 @@ def params(max_tokens=9, **loop):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("layers", [(2, 2, 2), (1, 2, 1), (0, 1, 0)], ids=str)
+@pytest.mark.parametrize("layers", [(2, 2, 2), (0, 1, 0)], ids=str)
 def test_decode_at_full_depth(layers, policy):
     model = loop_model(layers)
     traces, engine = run(model, {"a": (some_tokens(7), params())}, loop_kv_policy=policy)
@@ -108,21 +108,21 @@ def test_decode_at_full_depth(layers, policy):
     assert engine.runner.stats.core_applications == 4 * 9
 
 
-@pytest.mark.parametrize("threshold", THRESHOLDS)
+@pytest.mark.parametrize(("seed", "threshold"), [(1, 0.02), (7, 0.03), (1, 0.04), (7, 0.06)])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_decode_with_early_exit(policy, threshold):
+def test_decode_with_early_exit(policy, seed, threshold):
     """Exited tokens' slots hold the keys and values of their last iteration: later tokens, which
     go deeper, attend to them."""
-    model = loop_model((1, 2, 1), seed=4, mean_recurrence=6)
+    model = loop_model((1, 2, 1), seed, mean_recurrence=6)
     asked = params(14, exit_threshold=threshold)
     traces, engine = run(model, {"a": (some_tokens(7), asked)}, loop_kv_policy=policy)
     loops = check(model, traces["a"], 6, policy)
     assert engine.runner.stats.token_loops == 6 * 7 + sum(loops)
 
 
-def test_thresholds_above_make_tokens_leave_at_many_depths():
+def test_these_thresholds_make_tokens_leave_at_many_depths():
     """So that what they leave behind is read: a later token of more loops than an earlier one."""
-    model = loop_model((1, 2, 1), seed=4, mean_recurrence=6)
+    model = loop_model((1, 2, 1), seed=1, mean_recurrence=6)
     seen, deeper_later = set(), 0
     for threshold in THRESHOLDS:
         asked = params(14, exit_threshold=threshold)
@@ -131,7 +131,7 @@ def test_thresholds_above_make_tokens_leave_at_many_depths():
         seen |= set(loops)
         deeper_later += any(b > a for a, b in itertools.combinations(loops, 2))
     assert seen >= {2, 3, 4, 5}
-    assert deeper_later >= 3
+    assert deeper_later == len(THRESHOLDS)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -162,7 +162,7 @@ def mixed_requests():
         "exits": (some_tokens(9, 3), params(10, exit_threshold=0.02)),
         "deep": (some_tokens(1, 4), params(6, num_loops=6)),
         "deep exits": (some_tokens(11, 5), params(10, num_loops=6, exit_threshold=0.03)),
-        "three": (some_tokens(3, 6), params(8, num_loops=3, exit_threshold=0.05)),
+        "three": (some_tokens(3, 6), params(8, num_loops=3, exit_threshold=0.1)),
     }
 
 
@@ -172,12 +172,19 @@ SCHEDULES = {
     "small budget": {"max_num_batched_tokens": 20, "max_num_seqs": 3},
     "little memory": {"num_kv_blocks": 14},
 }
+FAST = (("cyclic-2", "little memory"), ("first-2", "small budget"))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("policy", POLICIES)
+def combinations():
+    """Every policy and every schedule is in the fast tier, all of both are in the slow one."""
+    for policy, schedule in itertools.product(POLICIES, SCHEDULES):
+        fast = "continuous" in schedule or policy == "full" or (policy, schedule) in FAST
+        yield pytest.param(policy, schedule, marks=() if fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("policy", "schedule"), list(combinations()))
 def test_requests_of_every_depth_share_steps(policy, schedule):
-    model = loop_model((1, 2, 1), seed=4)
+    model = loop_model((1, 2, 1), seed=1)
     options = {"max_num_loops": 6, "loop_kv_policy": policy, **SCHEDULES[schedule]}
     traces, _ = run(model, mixed_requests(), late=("deep", "three"), **options)
     for name, trace in traces.items():
@@ -188,10 +195,9 @@ def test_requests_of_every_depth_share_steps(policy, schedule):
     assert (sum(t.preemptions for t in traces.values()) > 0) == (schedule == "little memory")
 
 
-@pytest.mark.parametrize("policy", ["full", "first-2"])
-@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize(("policy", "chunk"), [("full", 3), ("first-2", 1)])
 def test_prompts_in_chunks(policy, chunk):
-    model = loop_model((1, 2, 1), seed=4)
+    model = loop_model((1, 2, 1), seed=1)
     options = {"max_num_loops": 6, "loop_kv_policy": policy, "max_prefill_chunk": chunk}
     traces, _ = run(model, mixed_requests(), late=("exits",), **options)
     for trace in traces.values():
