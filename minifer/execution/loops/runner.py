@@ -8,9 +8,10 @@ grouped by iteration for attention alone. Four requests, two of depth 2 and two 
     depth 2                    a0   a1 | b0   b1 | c0   c1 | d0   d1     four tokens
     depth 4                    a0   a1   a2   a3 | b0   b1   b2   b3     two tokens
 
-A step ends as soon as a token is through (`loop_batching="continuous"`): its request gets the next
-one, the others are suspended and go on in the next step. With "lockstep" a step ends with its
-deepest token, and those of depth 2 would wait: 16 applications for the four tokens instead of 8.
+A step ends as soon as a request is through (`loop_batching="continuous"`): it gets its next token,
+the others are suspended and go on in the next step. With "lockstep" a step ends with its deepest
+request: the four tokens of depth 2 would take 16 applications instead of 8. More steps are more
+reads of prelude, coda and head; `minifer.parcae.lab.depth_batching` counts both.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class LoopedRunner(ModelRunner):
         assert config.loop is not None  # `make_runner` has looked
         self.loop = config.loop
         self.continuous = engine.loop_batching == "continuous"
+        self._blanks = engine.has_kv_tiers
         self.stats = LoopStats()
         super().__init__(model, config, engine, num_blocks)
 
@@ -140,6 +142,15 @@ class LoopedRunner(ModelRunner):
                 for target in targets:
                     caches[target + layer][block, offset] = kept
 
+    def _blank(self, step: StepInput, spans: list[Span]) -> None:
+        """Tiers keep whole blocks, and only finite ones: what iterations that a shallow request
+        does not run have in its blocks must not be what happened to be there."""
+        used = self.loop.policy.num_slots(spans[0].depth) * self.loop.core
+        places = [step.slot_mapping[row] for row in rows_of(spans)]
+        for slot in range(self.loop.prelude + used, self.loop.coda_slot):
+            for cache in (self.kv.keys[slot], self.kv.values[slot]):
+                cache.flatten(0, 1)[places] = 0
+
     def _leave(self, rows: Rows) -> Tensor:
         """Tokens that are through pass the coda, the others are suspended. Logits [R, V]."""
         step, done = rows.step, list[Span]()
@@ -148,6 +159,8 @@ class LoopedRunner(ModelRunner):
             entry.request.suspended = None if entry.completed else self._suspend(rows, spans)
             if entry.completed:
                 done += spans
+                if self._blanks:
+                    self._blank(step, spans)
                 for span in spans:
                     for row in span.rows:
                         if step.positions[row] >= entry.request.num_prompt_tokens - 1:
