@@ -11,9 +11,10 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -144,9 +145,7 @@ def train(
     records = load_checkpoint(file, model, optimizer, recipe) if resume else []
     backend = backend or RowsBackend()
     with open(os.devnull if log is None else log, "w", encoding="utf-8", newline="") as text:
-        table = csv.DictWriter(text, [field.name for field in fields(StepRecord)])
-        table.writeheader()
-        table.writerows(map(asdict, records))
+        table = write_log(text, records)
         for step in range(len(records), recipe.steps):
             record = train_step(model, batches, recipe, step, optimizer, backend)
             records.append(record)
@@ -157,6 +156,14 @@ def train(
             if on_step is not None:
                 on_step(record)
     return records
+
+
+def write_log(text: TextIO, records: Iterable[StepRecord]) -> csv.DictWriter[str]:
+    """Write CSV: a header and a row a record. Returns what writes further rows."""
+    table = csv.DictWriter(text, [field.name for field in fields(StepRecord)], lineterminator="\n")
+    table.writeheader()
+    table.writerows(map(asdict, records))
+    return table
 
 
 def train_step(
@@ -251,3 +258,11 @@ def load_checkpoint(
         raise ValueError(f"{file} is of another model: {error}") from error
     optimizer.load_state_dict(value["optimizer"])
     return [StepRecord(**record) for record in value["records"]]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from minifer.parcae.train_cli import main
+
+    sys.exit(main())

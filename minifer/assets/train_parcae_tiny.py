@@ -5,7 +5,7 @@
 
 The text, its held-out sections and the byte tokenizer are minifer-tiny's (`train_tiny.py`). The
 folder holds what a published Parcae checkpoint holds, with the same names, and two files of its
-own: `training.json` (recipe, versions, held-out loss by depth) and `training.csv` (every step).
+own: `training.json` (recipe, versions, held-out loss by depth) and `training.csv` (every tenth step).
 
 An interrupted run goes on with `--resume`. Same seed, machine, thread count and versions give the
 same weights to the bit.
@@ -28,7 +28,7 @@ from minifer.parcae.lab.data import sample_rows
 from minifer.parcae.model import Parcae
 from minifer.parcae.monitor import loss_by_depth
 from minifer.parcae.presets import create_model
-from minifer.parcae.train import Recipe, StepRecord, train
+from minifer.parcae.train import Recipe, StepRecord, train, write_log
 from torch import Tensor
 from tqdm import tqdm
 
@@ -49,6 +49,7 @@ RECIPE = Recipe(
 )
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 HELD_OUT_LENGTH = 128
+LOG_EVERY = 10  # steps
 
 
 def batch(stream: Tensor, recipe: Recipe, generator: torch.Generator) -> Tensor:
@@ -122,8 +123,9 @@ def main() -> None:
             on_step=show,
             checkpoint=checkpoint,
             resume=arguments.resume,
-            log=out / "training.csv",
         )
+    with open(out / "training.csv", "w", encoding="utf-8") as text:
+        write_log(text, records[LOG_EVERY - 1 :: LOG_EVERY])
     small = rounded(model)
     served = Parcae(model.config)
     served.load_state_dict(small.state_dict())  # what is reported is what is saved
