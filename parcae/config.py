@@ -9,6 +9,7 @@ Source: the fields are the authors' (https://github.com/sandyresearch/parcae).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -197,7 +198,7 @@ def _count(raw: Mapping[str, Any], key: str, source: str) -> int:
 
 def _positive(raw: Mapping[str, Any], key: str, source: str) -> float:
     value = required(raw, key, source)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{key} in {source} must be a number above 0, got {value!r}")
     return float(value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -179,6 +180,8 @@ def test_rope_settings_must_be_an_object(settings: Any) -> None:
         ({"n_layers_in_coda": False}, "n_layers_in_coda .* got False"),
         ({"mean_recurrence": 0}, "mean_recurrence .* at least 1, got 0"),
         ({"norm_eps": -1e-5}, "norm_eps .* must be a number above 0"),
+        ({"norm_eps": math.inf}, "norm_eps .* must be a number above 0, got inf"),
+        ({"norm_eps": math.nan}, "norm_eps .* must be a number above 0, got nan"),
         ({"torch_dtype": "int8"}, "dtype in some/config.json must be one of"),
         ({"_class_name": "GPTConfig"}, "_class_name .* must be 'ParcaeConfig', got 'GPTConfig'"),
     ],
