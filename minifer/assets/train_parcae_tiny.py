@@ -5,7 +5,7 @@
 
 The text, its held-out sections and the byte tokenizer are minifer-tiny's (`train_tiny.py`). The
 folder holds what a published Parcae checkpoint holds, with the same names, and two files of its
-own: `training.json` (recipe, versions, held-out loss by depth) and `training.csv` (every tenth step).
+own: `training.json` (recipe, versions, held-out loss by depth), `training.csv` (every tenth step).
 
 An interrupted run goes on with `--resume`. Same seed, machine, thread count and versions give the
 same weights to the bit.
