@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from minifer.parcae.costs import kv_bytes_per_token
 from minifer.parcae.lab.teacher_forcing import Forced, force
+from minifer.parcae.model import turned_by
 from torch import Tensor
 
 from minifer.config import EngineConfig
@@ -94,9 +95,11 @@ def exit_table(loaded: Any, rows: Tensor, thresholds: Sequence[float] = THRESHOL
     whole = force(loaded, rows)
     table = []
     for x, exact in zip(thresholds, exact_exits(loaded.model, rows, thresholds), strict=True):
-        name, engine = f"exit {x:g}", force(loaded, rows, exit_threshold=x)
-        found = (_row(loaded, name, forced, whole, depth) for forced in (engine, exact))
-        table.append(Exit(x, *found, *engine.excess(exact)))
+        engine = force(loaded, rows, exit_threshold=x)
+        found, truth = (
+            _row(loaded, f"exit {x:g}", forced, whole, depth) for forced in (engine, exact)
+        )
+        table.append(Exit(x, found, truth, *engine.excess(exact)))
     return table
 
 
@@ -154,7 +157,7 @@ def exact_exits(model: Any, rows: Tensor, thresholds: Iterable[float]) -> list[F
     open_ = torch.ones_like(loops, dtype=torch.bool)
     for t in range(1, depth + 1):
         before, h = h, model.step(h, term, model.core_pass(p, batch, t - 1))
-        turned = 1 - F.cosine_similarity(before.float(), h.float(), dim=-1)
+        turned = turned_by(before, h)
         for i, threshold in enumerate(wanted):
             leaves = open_[i] & ((eligible & (turned < threshold)) | (t == depth))
             read[i][leaves], loops[i][leaves] = h[leaves], t

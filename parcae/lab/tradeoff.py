@@ -35,8 +35,8 @@ class Plan:
     """How much to measure. rows, length: of the held-out text. prompt_len, answer_len: tokens of
     requests to the server; requests: at concurrency 1, and at `concurrency`."""
 
-    rows: int = 24
-    length: int = 128
+    rows: int = 48
+    length: int = 64
     policies: tuple[str, ...] = kv_quality.POLICIES
     thresholds: tuple[float, ...] = kv_quality.THRESHOLDS
     depths: tuple[int, ...] = kv_quality.DEPTHS
@@ -50,14 +50,14 @@ class Plan:
 
 
 QUICK = Plan(
-    rows=4,
-    length=24,
+    rows=2,
+    length=10,
     policies=("full", "first-1", "terminal"),
     thresholds=(0.0, 1e-2, 1e-1),
-    depths=(1, 4, 8, 16),
-    speed_depths=(8, 4, 1),
+    depths=(1, 8, 12),
+    speed_depths=(8, 1),
     prompt_len=4,
-    answer_len=8,
+    answer_len=5,
     requests=(1, 6),
     concurrency=3,
     runs=1,

@@ -36,7 +36,7 @@ def speed_figure(data: Data) -> Figure:
     """Loss against tokens/s relative to the first setting: one request, and several at a time."""
     figure = _figure((9.6, 4.4))
     left, right = figure.subplots(1, 2, sharey=True)
-    at = data["plan"]["concurrency"]
+    at, panels = data["plan"]["concurrency"], []
     for axes, traffic, title in (
         (left, "single", "one request at a time"),
         (right, "concurrent", f"{at} requests at a time"),
@@ -54,12 +54,15 @@ def speed_figure(data: Data) -> Figure:
                     color=colour,
                     markerfacecolor=fill,
                 )
-        _annotate(axes, [(e[traffic]["ratio"], e["loss"], e["name"]) for e in points])
         first = data["tradeoff"][0]["name"]
         _label(axes, title, f"generated tokens/s ÷ those of {first}", "")
         axes.set_xlim(left=0, right=1.3 * max(e[traffic]["ratio"] for e in points))
+        axes.margins(y=0.12)
+        panels.append((axes, [(e[traffic]["ratio"], e["loss"], e["name"]) for e in points]))
     left.set_ylabel("loss, nats a token")
     figure.suptitle(f"{data['name']}: what speed costs, through the server", fontsize=11)
+    for axes, named in panels:
+        _annotate(figure, axes, named)
     return figure
 
 
@@ -112,7 +115,6 @@ def kv_figure(data: Data) -> Figure:
                 axes.errorbar(x, y, 2 * row["error"], fmt=marker, color=colour, capsize=3)
                 points.append((x, y, row["name"]))
     axes.axhline(0, color=_GREY, linewidth=0.8)
-    _annotate(axes, points)
     _label(
         axes,
         f"{data['name']}: what KV bytes buy (bars: two standard errors)",
@@ -120,6 +122,7 @@ def kv_figure(data: Data) -> Figure:
         "nats a token above full",
     )
     axes.set_xlim(0, 1.2 * max(x for x, *_ in points))
+    _annotate(figure, axes, points)
     return figure
 
 
@@ -131,18 +134,53 @@ def _figure(size: tuple[float, float]) -> Figure:
     return Figure(figsize=size, dpi=120, layout="constrained")
 
 
-def _annotate(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """Names beside their points; of points that lie close together, above and below in turn."""
-    above = True
-    for x, y, name in sorted(points):
+# Where a name may stand beside its point: offset in points, and which end of it is there.
+_PLACES = (
+    (6, 4, "left"),
+    (6, -11, "left"),
+    (-6, 4, "right"),
+    (-6, -11, "right"),
+    (0, 9, "center"),
+    (0, -17, "center"),
+    (10, 16, "left"),
+    (10, -24, "left"),
+    (-10, 16, "right"),
+)
+_HEIGHT, _WIDTH = 9.0, 4.4  # of a character at size 8, in points; a little generous
+
+
+def _annotate(figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """Names beside their points, each at the first place where it covers no point and no name."""
+    figure.draw_without_rendering()  # now limits and layout are what they will be
+    scale = 72 / figure.dpi
+    pixels = [axes.transData.transform((x, y)) for x, y, _ in points]
+    spots = [(float(x) * scale, float(y) * scale) for x, y in pixels]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots]
+    for (x, y, name), spot in zip(points, spots, strict=True):
+        boxes = [_box(spot, place, len(name)) for place in _PLACES]
+        crowds = [sum(_overlap(box, other) for other in taken) for box in boxes]
+        best = crowds.index(min(crowds))
+        taken.append(boxes[best])
+        dx, dy, side = _PLACES[best]
         axes.annotate(
-            name,
-            (x, y),
-            xytext=(5, 5 if above else -11),
-            textcoords="offset points",
-            fontsize=8,
+            name, (x, y), xytext=(dx, dy), textcoords="offset points", fontsize=8, ha=side
         )
-        above = not above
+
+
+Box = tuple[float, float, float, float]  # left, bottom, right, top
+
+
+def _box(spot: Sequence[float], place: tuple[float, float, str], characters: int) -> Box:
+    width = characters * _WIDTH
+    left = spot[0] + place[0] - {"left": 0.0, "center": width / 2, "right": width}[place[2]]
+    return left, spot[1] + place[1], left + width, spot[1] + place[1] + _HEIGHT
+
+
+def _overlap(a: Box, b: Box) -> float:
+    """Area in common."""
+    wide = min(a[2], b[2]) - max(a[0], b[0])
+    high = min(a[3], b[3]) - max(a[1], b[1])
+    return max(0.0, wide) * max(0.0, high)
 
 
 def _label(axes: Axes, heading: str, x: str, y: str) -> None:

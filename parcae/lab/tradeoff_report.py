@@ -55,7 +55,7 @@ def _tradeoff(data: Data) -> list[str]:
     at = data["plan"]["concurrency"]
     rows = []
     for entry in data["tradeoff"]:
-        cells = [entry["name"], _number(entry["loss"], ".4f"), _number(entry["excess"], "+.4f")]
+        cells = [entry["name"], _loss(entry["loss"]), _excess(entry["excess"])]
         for traffic in ("single", "concurrent"):
             found = entry.get(traffic)
             cells += (
@@ -98,7 +98,7 @@ def _exits(data: Data) -> list[str]:
                 f"{engine['mean_loops']:.2f}",
                 *_loss_cells(engine),
                 f"{exact['mean_loops']:.2f}",
-                f"{exact['excess']:+.4f}",
+                _signed(exact["excess"]),
                 _difference(entry["approximation"], entry["error"]),
             ]
         )
@@ -225,8 +225,9 @@ def _batching_sentence(entry: Data) -> str:
     large = more[f"weight_bytes_{SCALED}"] / less[f"weight_bytes_{SCALED}"]
     return (
         f"- **Continuous depth batching, {entry['name']}.** It applies the core {core:.2f} times "
-        f"as often as lockstep and takes {steps:.2f} times as many steps, each with a prelude, a "
-        f"coda and a head of its own. Modelled weight bytes: {own:.2f} times lockstep's here, "
+        f"as often as lockstep and takes {steps:.2f} times as many steps, each of which reads the "
+        f"weights of prelude, coda and head again. Modelled weight bytes: {own:.2f} times "
+        "lockstep's here, "
         f"{large:.2f} times with the layers of {SCALED}. Measured speed here: "
         f"{entry['speed_ratio']:.2f} times lockstep's "
         f"({_range(entry['speed_ratios'])} over rounds)."
@@ -241,23 +242,31 @@ def _loss_cells(row: Data) -> list[str]:
     return [f"{row['loss']:.4f}", excess, f"{row['same_top']:.1%}"]
 
 
+def _signed(value: float) -> str:
+    return format(round(value, 4) + 0.0, "+.4f")  # no −0.0000
+
+
 def _difference(value: float, error: float) -> str:
-    return f"{value:+.4f} ± {error:.4f}"
+    return f"{_signed(value)} ± {error:.4f}"
 
 
 def _verdict(value: float, error: float) -> str:
     """In words: is a difference larger than twice its standard error?"""
     if abs(value) <= 2 * error:
         return "within two standard errors of nothing"
-    return "worse" if value > 0 else "better"
+    return f"{'worse' if value > 0 else 'better'} by more than two standard errors"
 
 
 def _range(values: Sequence[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _excess(value: float | None) -> str:
+    return "–" if value is None else _signed(value)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

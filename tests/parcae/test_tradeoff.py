@@ -37,7 +37,7 @@ def loaded_model(**changes) -> SimpleNamespace:
 LOADED = loaded_model()
 
 
-def some_rows(count: int = 3, length: int = 14) -> torch.Tensor:
+def some_rows(count: int = 3, length: int = 8) -> torch.Tensor:
     return torch.randint(0, 40, (count, length + 1), generator=torch.Generator().manual_seed(1))
 
 
@@ -58,8 +58,7 @@ def row_losses(depth: int) -> torch.Tensor:
 # -- teacher forcing
 
 
-@pytest.mark.parametrize("prompt_len", [1, 5])
-@pytest.mark.parametrize("batching", ["continuous", "lockstep"])
+@pytest.mark.parametrize(("prompt_len", "batching"), [(1, "continuous"), (5, "lockstep")])
 def test_the_engine_reads_a_text_as_the_dense_model_does(prompt_len: int, batching: str) -> None:
     forced = force(LOADED, ROWS, prompt_len=prompt_len, loop_batching=batching)
     expected = row_losses(DEPTH)[:, prompt_len - 1 :]
@@ -70,8 +69,7 @@ def test_the_engine_reads_a_text_as_the_dense_model_does(prompt_len: int, batchi
     assert forced.loss == pytest.approx(float(expected.mean()), abs=1e-4)
 
 
-@pytest.mark.parametrize("exit_threshold", [None, 0.02])
-@pytest.mark.parametrize("prompt_len", [1, 5])
+@pytest.mark.parametrize(("prompt_len", "exit_threshold"), [(5, None), (1, 0.02), (5, 0.02)])
 def test_loops_add_up_to_what_the_runner_counts(
     prompt_len: int, exit_threshold: float | None
 ) -> None:
@@ -88,8 +86,8 @@ def test_loops_add_up_to_what_the_runner_counts(
 
 
 def test_a_row_needs_a_token_to_score() -> None:
-    with pytest.raises(ValueError, match=r"prompt_len must be in \[1, 15\)"):
-        force(LOADED, ROWS, prompt_len=15)
+    with pytest.raises(ValueError, match=r"prompt_len must be in \[1, 9\)"):
+        force(LOADED, ROWS, prompt_len=9)
 
 
 def test_differences_are_of_the_same_rows() -> None:
@@ -109,8 +107,8 @@ def test_differences_are_of_the_same_rows() -> None:
 
 
 def test_depths_are_those_of_the_dense_model() -> None:
-    table = kv_quality.depth_table(LOADED, ROWS, (1, 3, 8, 16))
-    for depth, row in zip((1, 3, 8, 16), table, strict=True):
+    table = kv_quality.depth_table(LOADED, ROWS, (1, 3, 8, 12))
+    for depth, row in zip((1, 3, 8, 12), table, strict=True):
         assert row.loss == pytest.approx(float(row_losses(depth).mean()), abs=1e-4)
         assert row.mean_loops == depth
         assert row.token_loops == depth * ROWS[:, :-1].numel()
@@ -165,14 +163,15 @@ def test_exits_with_exact_kv_are_read_from_states_of_full_depth() -> None:
 
 
 def test_the_first_exit_is_exact_in_the_engine_and_later_ones_are_not() -> None:
-    """A row's second token sees the first alone, which has run to the end; the third sees what the
-    second left behind."""
-    engine = force(LOADED, ROWS, exit_threshold=0.3)
-    (exact,) = kv_quality.exact_exits(LOADED.model, ROWS, (0.3,))
+    """A row's second token sees the first alone, which has run to the end. Later ones see what
+    others left behind, if they run deeper than those."""
+    engine = force(LOADED, ROWS, exit_threshold=0.03)
+    (exact,) = kv_quality.exact_exits(LOADED.model, ROWS, (0.03,))
     assert (engine.loops[:, 1] < DEPTH).any()
+    assert (engine.loops[:, 2:] > engine.loops[:, 1:2]).any()
     assert torch.equal(engine.loops[:, :2], exact.loops[:, :2])
     torch.testing.assert_close(engine.losses[:, :2], exact.losses[:, :2], atol=1e-4, rtol=0)
-    assert (engine.losses[:, 2:] - exact.losses[:, 2:]).abs().max() > 1e-2
+    assert (engine.losses[:, 2:] - exact.losses[:, 2:]).abs().max() > 1e-3
 
 
 def test_a_policy_that_overwrites_computes_shared_prompts_again() -> None:
@@ -217,12 +216,12 @@ def test_the_command_measures_through_engine_and_server(smoke: tuple[Path, dict]
     assert data["engine_against_dense"] < 1e-4
     by_name = {entry["name"]: entry for entry in data["tradeoff"]}
     assert next(iter(by_name)) == "depth 8"
-    for name in ("depth 8", "depth 4", "depth 1", "mixed", "mixed, lockstep"):
+    for name in ("depth 8", "depth 1", "mixed", "mixed, lockstep"):
         found = by_name[name]["concurrent"]
         assert found["tokens_per_second"] > 0
         depths = tradeoff.MIXED if name.startswith("mixed") else (int(name[-1]),)
         assert found["mean_loops"] == pytest.approx(sum(depths) / len(depths))
-    assert by_name["depth 4"]["single"]["core_applications"] == 4
+    assert by_name["depth 1"]["single"]["core_applications"] == 1
     (mixed,) = (entry for entry in data["batching"] if entry["name"] == "mixed")
     assert mixed["continuous"]["core_applications"] < mixed["lockstep"]["core_applications"]
     assert mixed["continuous"]["steps"] > mixed["lockstep"]["steps"]
@@ -232,11 +231,11 @@ def test_the_report_says_what_the_data_say(smoke: tuple[Path, dict]) -> None:
     folder, data = smoke
     text = (folder / "parcae_tradeoff.md").read_text()
     for row in (*data["policies"], *data["depths"]):
-        assert f"{row['excess']:+.4f} ± {row['error']:.4f}" in text
+        assert f"{abs(row['excess']):.4f} ± {row['error']:.4f}" in text
     for entry in data["exits"]:
-        assert f"{entry['approximation']:+.4f} ± {entry['error']:.4f}" in text
+        assert f"{abs(entry['approximation']):.4f} ± {entry['error']:.4f}" in text
     assert data["started"] in text and data["machine"]["cpu"] in text
-    assert not re.search(r"nan|inf\b|None", text)
+    assert not re.search(r"nan|inf\b|None|-0\.0000", text)
 
 
 def test_the_figures_are_drawn(smoke: tuple[Path, dict]) -> None:
