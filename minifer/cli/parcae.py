@@ -23,11 +23,15 @@ def add(commands: Any) -> None:
         "--num-loops sets the depth.",
         examples=[
             ("parcae stability", "spectral radius and state norm, forced and trained"),
-            ("parcae stability --help", "its options"),
+            ("parcae laws --jobs 2", "what more loops are worth, in training and afterwards"),
+            ("parcae tradeoff", "what they cost through the server, and what each lost loop loses"),
+            ("parcae batching", "requests of different depth in one step, by counting"),
+            ("parcae convert --help", "run a published checkpoint"),
         ],
         code=[
             ("parcae/injection.py", "the linear system at the start of an iteration"),
             ("parcae/model.py", "the stages: prelude, loop, coda"),
+            ("parcae/lab/", "the experiments"),
             ("minifer/execution/loops/", "how the engine schedules depth"),
         ],
     )
