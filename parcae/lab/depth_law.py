@@ -6,8 +6,8 @@ taken at T = 1 … 24. The published law is L(T) = L∞ + Z exp(−zT), with z �
 (https://arxiv.org/abs/2604.12946, section 5.3 and appendix O); here it is compared with two power
 laws, on all depths and, fitted on T ≤ μ alone, on those beyond.
 
-What a toy can show, with its seeds: which form fits, and whether z μ is constant. It cannot show
-the law's size.
+What a toy can show, with its seeds: which form fits, whether z μ is constant, and what happens to a
+model that is looped on past the depths it was trained with. It cannot show the law's size.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ SETTINGS = (
     ("poisson", 12),
     ("poisson-batch", 8),
     ("constant", 8),
+    ("constant", 4),
+    ("constant", 2),
 )
 LENGTH, ROWS, VALIDATION_ROWS = 32, 8, 256
 corpus = cache(help_topics)  # once a process
@@ -112,23 +114,27 @@ def validation_losses(model: Parcae, depths: Sequence[int]) -> tuple[float, ...]
 class FormFit:
     """A form fitted to one curve. huber: of log residuals, × 1e-7, as the published table's.
 
-    beyond: largest error in nats at T > μ of a fit on T ≤ μ; None where fewer than 4 depths are
-    seen or none is beyond.
+    seen: the fit on T ≤ μ alone; beyond: its largest error in nats at T > μ. None where fewer
+    than 4 depths are seen, or none is beyond.
     """
 
     fit: CurveFit
     huber: float
+    seen: CurveFit | None
     beyond: float | None
 
 
 def fit_forms(curve: DepthCurve, forms: Sequence[str] = COMPARED) -> dict[str, FormFit]:
     """Each form on one curve."""
     found, mu = {}, curve.job.mu
+    inside = sum(depth <= mu for depth in DEPTHS)  # they ascend
     for form in forms:
         fit = fit_curve(DEPTHS, curve.losses, form)
-        enough = sum(depth <= mu for depth in DEPTHS) >= 4 and max(DEPTHS) > mu
-        beyond = beyond_error(DEPTHS, curve.losses, form, mu)[0] if enough else None
-        found[form] = FormFit(fit, 1e7 * huber(fit, DEPTHS, curve.losses), beyond)
+        seen, beyond = None, None
+        if 4 <= inside < len(DEPTHS):
+            seen = fit_curve(DEPTHS[:inside], curve.losses[:inside], form)
+            beyond = beyond_error(DEPTHS, curve.losses, form, mu)[0]
+        found[form] = FormFit(fit, 1e7 * huber(fit, DEPTHS, curve.losses), seen, beyond)
     return found
 
 

@@ -58,6 +58,13 @@ class CurveFit:
         """depths [n] → losses [n]."""
         return self.floor + self.scale * FORMS[self.form].basis(_floats(depths), self.z)
 
+    @property
+    def determined(self) -> bool:
+        """Does the curve fall, and at more than its first depth? Otherwise z means nothing: any
+        large one fits a curve that is flat from T = 2 on."""
+        first, second = FORMS[self.form].basis(np.array([1.0, 2.0]), self.z)
+        return bool(self.scale > 0 and 0.02 < second / first < 0.98)
+
 
 def fit_curve(depths: ArrayLike, losses: ArrayLike, form: str = "exponential") -> CurveFit:
     """The least-squares fit of a form to losses [n] at depths [n].
@@ -70,14 +77,24 @@ def fit_curve(depths: ArrayLike, losses: ArrayLike, form: str = "exponential") -
     T, L = _points(depths, losses, "depths", "losses", least=3 if FORMS[form].floor else 2)
     if T.min() < 1:
         raise ValueError(f"depths must be at least 1, got {T.min():g}")
-    low, high = map(math.log, GRID)
-    best = _solve(T, L, form, 1.0)
-    for _ in range(12):  # each round looks closer, around the best so far
-        candidates = [_solve(T, L, form, math.exp(v)) for v in np.linspace(low, high, 121)]
-        best = min((best, *candidates), key=lambda fit: fit.rmse)
+    ends = low, high = math.log(GRID[0]), math.log(GRID[1])
+    best = math.exp(low)
+    for _ in range(10):  # each round looks 20 times closer, around the best so far
+        candidates = np.append(np.exp(np.linspace(low, high, 121)), best)
+        best = float(candidates[np.argmin(_errors(T, L, form, candidates))])
         half = (high - low) / 40
-        low, high = math.log(best.z) - half, math.log(best.z) + half
-    return best
+        low, high = max(ends[0], math.log(best) - half), min(ends[1], math.log(best) + half)
+    return _solve(T, L, form, best)
+
+
+def _errors(T: Array, L: Array, form: str, z: Array) -> Array:
+    """Squared error of the best floor and scale at each z [n] → [n]: a regression on the basis."""
+    x = np.stack([FORMS[form].basis(T, value) for value in z])
+    y = np.broadcast_to(L, x.shape)
+    if FORMS[form].floor:
+        x, y = x - x.mean(axis=1, keepdims=True), y - L.mean()
+    scale = (x * y).sum(axis=1) / (x * x).sum(axis=1)
+    return ((scale[:, None] * x - y) ** 2).sum(axis=1)
 
 
 def _solve(T: Array, L: Array, form: str, z: float) -> CurveFit:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from minifer.parcae.depth import sample_depths, unroll
-from minifer.parcae.lab import isoflop
+from minifer.parcae.lab import depth_law, isoflop
 from minifer.parcae.lab.flops import public_script_flops, training_flops, unrolled_parameters
 from minifer.parcae.lab.isoflop import (
     IsoFlopJob,
@@ -140,7 +140,8 @@ def test_no_law_is_drawn_through_budgets_without_a_minimum() -> None:
     assert scaling(budgets) is None
 
 
-def test_a_run_spends_its_budget_and_reports_a_loss() -> None:
+def test_a_run_spends_its_budget_and_reports_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth_law, "VALIDATION_ROWS", 8)
     step = flops_per_token(2) * isoflop.ROWS * isoflop.LENGTH
     found = isoflop.run(IsoFlopJob(3.5 * step, 2, seed=1))
     assert found.tokens == 3 * 256 and found.flops == pytest.approx(3 * step)
