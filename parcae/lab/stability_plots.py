@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minifer.parcae.lab.stability import ForcedRow
 from minifer.parcae.lab.sweep import Arm, Outcome
@@ -105,7 +105,7 @@ def _draw(axes: Axes, outcome: Outcome, name: str) -> None:
     axes.plot(steps, values, linewidth=1, alpha=0.85, **_style(outcome.run.arm))
 
 
-def _style(arm: Arm) -> dict[str, str]:
+def _style(arm: Arm) -> dict[str, Any]:
     plain = arm.name == arm.injection
     return {"color": _COLOURS[arm.injection], "linestyle": "-" if plain else ":"}
 
