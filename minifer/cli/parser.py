@@ -190,8 +190,8 @@ def add_model_option(parser: Parser) -> None:
         "--model",
         default="default",
         metavar="NAME",
-        help="what `minifer pull` fetched (default), minifer-tiny, a folder in Hugging Face "
-        "format, a .gguf file, or a hub id",
+        help="what `minifer pull` fetched (default), minifer-tiny, the loop model parcae-tiny, a "
+        "folder in Hugging Face format, a .gguf file, or a hub id",
     )
 
 

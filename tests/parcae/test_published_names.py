@@ -63,6 +63,10 @@ def test_parcae_tiny_is_bundled(bundled: Path) -> None:
     assert read_config("parcae-tiny").loop == PRESETS["parcae-tiny"].loop
 
 
+def test_the_bundled_model_is_the_preset() -> None:
+    assert read_config("parcae-tiny") == PRESETS["parcae-tiny"]
+
+
 def test_a_missing_bundled_model_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve.resources, "files", lambda package: tmp_path)
     with pytest.raises(ValueError, match=r"bundled model is missing from .*parcae-tiny"):
