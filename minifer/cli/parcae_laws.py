@@ -13,7 +13,7 @@ from minifer.cli.parser import add_command
 from minifer.cli.session import note
 
 STEM = "parcae_laws"
-PARTS = ("test-time", "training", "isoflop")
+PARTS = ("test-time", "training", "isoflop", "depth-task")
 
 
 def add(experiments: Any) -> None:
@@ -21,11 +21,11 @@ def add(experiments: Any) -> None:
         experiments,
         "laws",
         run,
-        summary="what more loops are worth: loss by depth, training law, FLOPs, isoFLOP",
+        summary="what more loops are worth: loss by depth, training law, FLOPs, a task",
         about="Train tiny loop models and lay curves through their loss by depth; evaluate the "
-        "published training law and count its FLOPs; spend one budget on loops or on tokens. "
-        "Measured here, published and computed are told apart, and what others found against it "
-        "stands beside it. Minutes on two idle cores.",
+        "published training law and count its FLOPs; spend one budget on loops or on tokens; "
+        "learn a task in which every hop needs a loop. Measured here, published and computed are "
+        "told apart, and what others found against it stands beside it. Minutes on two idle cores.",
         examples=[
             ("parcae laws --jobs 2", "all parts, on two cores"),
             ("parcae laws --part training", "the published law alone: a second"),
@@ -38,6 +38,7 @@ def add(experiments: Any) -> None:
             ("parcae/lab/training_law.py", "the published law as functions"),
             ("parcae/lab/flops.py", "FLOPs of a training token, tables left out"),
             ("parcae/lab/isoflop.py", "a budget, spent on loops or on tokens"),
+            ("parcae/lab/depth_task.py", "accuracy by hops and loops"),
             ("parcae/lab/counter_evidence.py", "what speaks against the headline"),
         ],
         prog="minifer parcae",

@@ -16,7 +16,7 @@ depth is a parabola's in log depth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -192,8 +192,8 @@ def fit_log_parabola(x: ArrayLike, y: ArrayLike) -> LogParabola:
     return LogParabola(best, c - b * b / (4 * a), a, rmse, bool(inside))
 
 
-def mean_and_spread(rows: Sequence[Sequence[float]]) -> tuple[Array, Array]:
-    """[seeds, n] → mean [n] and the standard deviation over seeds [n] (n − 1; 0 for one seed)."""
+def mean_and_spread(rows: ArrayLike) -> tuple[Array, Array]:
+    """[seeds, …] → mean […] and the standard deviation over seeds […] (n − 1; 0 for one seed)."""
     values = np.asarray(rows, dtype=np.float64)
     spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1:])
     return values.mean(axis=0), spread

@@ -33,7 +33,7 @@ from minifer.parcae.model import Parcae
 from minifer.parcae.train import Recipe, train
 
 MUS = (1, 2, 4, 8)
-BUDGETS = (1e10, 2e10, 4e10)  # FLOPs
+BUDGETS = (5e9, 1e10, 2e10)  # FLOPs
 
 
 @dataclass(frozen=True)

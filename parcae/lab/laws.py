@@ -1,7 +1,7 @@
 """Everything `minifer parcae laws` says, as one dictionary that JSON holds.
 
-Its parts: `test_time` and `isoflop` are measured here, `training` is what was published (with what
-follows from it, and what speaks against it).
+`test_time`, `depth_task` and `isoflop` are measured here; `training` is what was published, what
+follows from it, and what speaks against it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from minifer.parcae.lab import counter_evidence, depth_law, isoflop
+from minifer.parcae.lab import counter_evidence, depth_law, depth_task, isoflop
 from minifer.parcae.lab import training_law as law
 from minifer.parcae.lab.fits import FORMS
 from minifer.parcae.lab.flops import public_script_flops, training_flops
@@ -23,12 +23,12 @@ from minifer.parcae.presets import PRESETS
 from minifer import __version__
 from minifer.perf.bench import machine, versions
 
-PARTS = ("test-time", "training", "isoflop")
+PARTS = ("test-time", "training", "isoflop", "depth-task")
 SEEDS = (0, 1, 2)
 COUNTED_MUS = (1, 2, 4, 8, 12)
 
-Job = depth_law.DepthJob | isoflop.IsoFlopJob
-Result = depth_law.DepthCurve | isoflop.IsoFlopPoint
+Job = depth_task.TaskJob | depth_law.DepthJob | isoflop.IsoFlopJob
+Result = depth_task.TaskResult | depth_law.DepthCurve | isoflop.IsoFlopPoint
 
 
 def plan(parts: Sequence[str], seeds: Sequence[int], quick: bool) -> list[Job]:
@@ -42,9 +42,11 @@ def plan(parts: Sequence[str], seeds: Sequence[int], quick: bool) -> list[Job]:
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different integers of at least 0, got {list(seeds)}")
     made: list[Job] = []
+    if "depth-task" in parts:  # first: these take longest
+        made += [depth_task.TaskJob(seed, 2 if quick else None) for seed in seeds]
     if "test-time" in parts:
         settings = (("poisson", 8), ("constant", 8)) if quick else depth_law.SETTINGS
-        made += depth_law.jobs(settings, seeds, steps=6 if quick else 250)
+        made += depth_law.jobs(settings, seeds, steps=3 if quick else 250)
     if "isoflop" in parts:
         if quick:
             made += isoflop.jobs((2e8, 4e8), (1, 2, 4), seeds)
@@ -83,11 +85,15 @@ def study(
         data["training"] = training()
     if "isoflop" in parts:
         data["isoflop"] = isoflops([r for r in results if isinstance(r, isoflop.IsoFlopPoint)])
+    if "depth-task" in parts:
+        data["depth_task"] = task([r for r in results if isinstance(r, depth_task.TaskResult)])
     data["seconds"] = round(time.perf_counter() - clock, 1)
     return data
 
 
 def _run(job: Job) -> Result:
+    if isinstance(job, depth_task.TaskJob):
+        return depth_task.run(job)
     if isinstance(job, isoflop.IsoFlopJob):
         return isoflop.run(job)
     return depth_law.run(job)
@@ -222,4 +228,22 @@ def isoflops(points: Sequence[isoflop.IsoFlopPoint]) -> dict[str, Any]:
         ],
         "budgets": [asdict(budget) | {"best": budget.best} for budget in budgets],
         "mu_exponent": None if found is None else found.exponent,
+    }
+
+
+def task(results: Sequence[depth_task.TaskResult]) -> dict[str, Any]:
+    """Measured: accuracy at every depth and number of hops, each seed and together."""
+    return {
+        "source": "measured here",
+        "depths": list(depth_task.DEPTHS),
+        "right": depth_task.RIGHT,
+        "runs": [
+            {
+                "seed": result.job.seed,
+                "accuracy": result.accuracy,
+                "cpu_seconds": round(result.cpu_seconds, 2),
+            }
+            for result in results
+        ],
+        **asdict(depth_task.summarise(results)),
     }

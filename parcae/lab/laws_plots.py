@@ -1,4 +1,4 @@
-"""`laws.study` in pictures: loss by depth, the published law, the budgets.
+"""`laws.study` in pictures: loss by depth, the published law, the budgets, the task.
 
 Drawn lines and dots are measured here unless the picture says reported or computed. matplotlib
 (extra `course`) is imported on first use. Colours are those of Okabe and Ito, "Color Universal
@@ -29,13 +29,14 @@ _SHORT = {"poisson": "Poisson", "poisson-batch": "Poisson a batch", "constant": 
 
 def save_plots(data: Data, folder: Path, stem: str = "parcae_laws") -> list[Path]:
     """Write one SVG for each part that `data` holds: STEM.svg (loss by depth), STEM_training.svg,
-    STEM_isoflop.svg. Returns their paths."""
+    STEM_isoflop.svg, STEM_task.svg. Returns their paths."""
     from matplotlib import rc_context
 
     figures: dict[str, tuple[str, Callable[[Data], Figure]]] = {
         "test_time": ("", depth_figure),
         "training": ("_training", training_figure),
         "isoflop": ("_isoflop", isoflop_figure),
+        "depth_task": ("_task", task_figure),
     }
     paths = []
     for part, (suffix, draw) in figures.items():
@@ -184,6 +185,35 @@ def isoflop_figure(part: Data) -> Figure:
     seeds = sorted({point["seed"] for point in part["points"]})
     axes.set_title(_seeds("measured here, noisy: one budget, loops or tokens", seeds))
     axes.legend(title="mean over seeds; small: each seed", frameon=False)
+    return figure
+
+
+def task_figure(part: Data) -> Figure:
+    """Share of right answers over T, a line for each number of hops."""
+    from matplotlib import colormaps
+
+    figure = _figure((7.2, 4.6))
+    axes = figure.subplots()
+    hops = len(part["solved_from"])
+    mean, deviation = np.array(part["mean"]), np.array(part["spread"])
+    for k in range(hops):
+        axes.errorbar(
+            part["depths"],
+            mean[:, k],
+            yerr=deviation[:, k] if len(part["seeds"]) > 1 else None,
+            color=colormaps["viridis"](0.9 * k / max(1, hops - 1)),
+            marker=_MARKERS[k % len(_MARKERS)],
+            markersize=5,
+            linewidth=1.5,
+            capsize=3,
+            label=str(k),
+        )
+    axes.axhline(1 / 6, color=_GREY, linewidth=1, linestyle=":", label="guessing")
+    _depth_axis(axes, part["depths"])
+    axes.set_ylim(0, 1.05)
+    axes.set_ylabel("share of right answers")
+    axes.set_title(_seeds("measured here: products of permutations", part["seeds"]))
+    axes.legend(title="hops", frameon=False)
     return figure
 
 

@@ -22,6 +22,7 @@ def markdown(data: Data, command: str) -> str:
     lines = ["# What more loops are worth", "", *_head(data, command)]
     for part, title, write in (
         ("test_time", "Loss by depth (measured here)", _test_time),
+        ("depth_task", "A task that needs depth (measured here)", _depth_task),
         ("isoflop", "A budget for loops or for tokens (measured here, noisy)", _isoflop),
     ):
         if part in data:
@@ -213,3 +214,25 @@ def _isoflop(part: Data) -> list[str]:
             f"μ* ∝ C^{part['mu_exponent']:.2f} through {len(budgets)} budgets. Noisy: no law."
         )
     return lines
+
+
+# -- the task
+
+
+def _depth_task(part: Data) -> list[str]:
+    depths, hops = part["depths"], range(len(part["solved_from"]))
+    rows = [
+        [f"T = {depth}", *(_pm(mean[k], deviation[k], part, ".2f") for k in hops)]
+        for depth, mean, deviation in zip(depths, part["mean"], part["spread"], strict=True)
+    ]
+    solved = [f"{k}: T = {T}" if T else f"{k}: never" for k, T in enumerate(part["solved_from"])]
+    return [
+        "The product of a row of permutations, each position one hop from its neighbour's answer; "
+        "a pure loop of one layer, trained with Poisson depths, μ = 8. Share of right answers by "
+        "loops and hops; guessing is right once in six.",
+        "",
+        *table(["loops", *(f"{k} hops" for k in hops)], rows),
+        "",
+        f"- Hops, and the depth from which at least {100 * part['right']:.0f}% are right: "
+        f"{'; '.join(solved)}.",
+    ]

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from minifer.parcae.lab import depth_law, laws, laws_plots
+from minifer.parcae.lab import depth_law, depth_task, laws, laws_plots
 from minifer.parcae.lab.depth_law import DEPTHS, DepthCurve, DepthJob, fit_forms, group
-from minifer.parcae.lab.laws_report import depth_findings, markdown
+from minifer.parcae.lab.depth_task import TaskJob, TaskResult
+from minifer.parcae.lab.laws_report import _depth_task, depth_findings, markdown
 from minifer.parcae.lab.pool import run_all
 
 from minifer import cli
+from minifer.cli import parcae_laws
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,11 +43,11 @@ def v_shaped(mu: int, seed: int) -> DepthCurve:
 
 
 def test_a_training_is_the_same_again_and_falls_with_depth() -> None:
-    job = DepthJob("poisson", 4, seed=1, steps=8)
+    job = DepthJob("poisson", 4, seed=1, steps=3)
     found = depth_law.run(job)
     assert found.losses == depth_law.run(job).losses
     assert len(found.losses) == len(DEPTHS) and all(2 < loss < 5 for loss in found.losses)
-    assert found.losses != depth_law.run(DepthJob("constant", 4, seed=1, steps=8)).losses
+    assert found.losses != depth_law.run(DepthJob("constant", 4, seed=1, steps=3)).losses
 
 
 def test_each_setting_is_trained_with_each_seed() -> None:
@@ -104,6 +106,22 @@ def test_two_processes_give_the_numbers_of_one() -> None:
     assert [found.losses for found in alone] == [found.losses for found in together]
 
 
+def test_a_question_is_solved_from_where_its_answers_stay_right() -> None:
+    def result(seed: int, columns: list[list[float]]) -> TaskResult:
+        return TaskResult(TaskJob(seed), tuple(zip(*columns, strict=True)), 0.0)
+
+    n = len(depth_task.DEPTHS)
+    always, never = [1.0] * n, [0.2] * n
+    late = [0.2, 0.2, 0.95, *([1.0] * (n - 3))]
+    lost = [1.0, *([0.2] * (n - 2)), 1.0]  # what was right once does not count
+    found = depth_task.summarise([result(s, [always, late, lost, never]) for s in (0, 1)])
+    assert found.solved_from == (1, 3, depth_task.DEPTHS[-1], None)
+    unsure = depth_task.summarise([result(0, [always]), result(1, [late])])
+    assert unsure.solved_from == (3,) and unsure.mean[0] == (0.6,)
+    text = "\n".join(_depth_task(laws.task([result(0, [always, late, lost, never])])))
+    assert "0: T = 1; 1: T = 3; 2: T = 16; 3: never." in text
+
+
 # -- the verdicts
 
 
@@ -146,7 +164,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
 
 def test_the_command_writes_what_it_found(smoke: tuple[Path, dict]) -> None:
     folder, data = smoke
-    assert data["quick"] and data["seeds"] == [0] and data["trainings"] == 8
+    assert data["quick"] and data["seeds"] == [0] and data["trainings"] == 9
     assert data["versions"]["torch"] and data["seconds"] > 0
     assert len(data["test_time"]["curves"]) == 2 and len(data["isoflop"]["points"]) == 6
     text = (folder / "parcae_laws.md").read_text()
@@ -157,7 +175,12 @@ def test_the_command_writes_what_it_found(smoke: tuple[Path, dict]) -> None:
 def test_the_command_draws_a_figure_a_part(smoke: tuple[Path, dict]) -> None:
     folder, data = smoke
     names = sorted(path.name for path in folder.glob("*.svg"))
-    assert names == ["parcae_laws.svg", "parcae_laws_isoflop.svg", "parcae_laws_training.svg"]
+    assert names == [
+        "parcae_laws.svg",
+        "parcae_laws_isoflop.svg",
+        "parcae_laws_task.svg",
+        "parcae_laws_training.svg",
+    ]
     axes = laws_plots.depth_figure(data["test_time"]).axes
     assert [a.get_xlabel() for a in axes] == ["T, loops when the model runs"] * 3
     assert "nats a token" in axes[0].get_ylabel() and "measured here" in axes[0].get_title()
@@ -166,8 +189,9 @@ def test_the_command_draws_a_figure_a_part(smoke: tuple[Path, dict]) -> None:
 
 
 def test_parts_and_seeds_are_chosen() -> None:
+    assert parcae_laws.PARTS == laws.PARTS  # the command names them without importing torch
     assert laws.plan(("training",), (0,), False) == []
-    both = laws.plan(("isoflop", "test-time"), (5, 7), True)
+    both = laws.plan(("isoflop", "test-time", "depth-task"), (5, 7), True)
     assert {job.seed for job in both} == {5, 7}
 
 
