@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -206,7 +207,10 @@ def generators(seed: int, step: int) -> tuple[torch.Generator, torch.Generator, 
 
 
 def _inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
-    inputs, targets = (batch[:, :-1], batch[:, 1:]) if isinstance(batch, Tensor) else batch
+    if isinstance(batch, Tensor):
+        inputs, targets = batch[..., :-1], batch[..., 1:]
+    else:
+        inputs, targets = batch
     if inputs.dim() != 2 or inputs.numel() == 0 or inputs.shape != targets.shape:
         raise ValueError(
             "a batch must be [B, S + 1], or inputs and targets [B, S], B and S of at least 1; "
@@ -247,15 +251,20 @@ def load_checkpoint(
     """Fill model and optimiser from a file of `save_checkpoint`; returns the steps done so far."""
     if file is None or not file.is_file():
         raise ValueError(f"resume needs a checkpoint, and there is no file {str(file)!r}")
-    value = torch.load(file, weights_only=True)
+    try:
+        value = torch.load(file, weights_only=True)
+        then = value["recipe"]
+    except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file} is no checkpoint of a run ({str(error)[:80]})") from error
     for field in fields(recipe):
-        then, now = value["recipe"][field.name], getattr(recipe, field.name)
-        if then != now:
-            raise ValueError(f"{file} was trained with {field.name}={then!r}, not {now!r}")
+        was, now = then[field.name], getattr(recipe, field.name)
+        if was != now:
+            raise ValueError(f"{file} was trained with {field.name}={was!r}, not {now!r}")
     try:
         model.load_state_dict(value["model"])
     except RuntimeError as error:
-        raise ValueError(f"{file} is of another model: {error}") from error
+        reason = str(error).splitlines()[-1].strip()
+        raise ValueError(f"{file} is of another model: {reason}") from error
     optimizer.load_state_dict(value["optimizer"])
     return [StepRecord(**record) for record in value["records"]]
 

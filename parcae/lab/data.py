@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class Corpus:
         return len(self.symbols)
 
 
+@functools.cache
 def help_topics(num_symbols: int = 95) -> Corpus:
     """The topics in alphabetical order, of their `num_symbols` most frequent characters.
 
