@@ -14,7 +14,7 @@ from minifer.cli import main
 from minifer.weights import pull as weights_pull
 
 ROOT = Path(minifer.__file__).parents[1]
-COMMANDS = ("pull", "generate", "chat", "trace", "bench", "kernels")
+COMMANDS = ("pull", "generate", "chat", "trace", "bench", "kernels", "parcae")
 Capture = pytest.CaptureFixture[str]
 
 
