@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
+from minifer.cli import (
+    parcae_batching,
+    parcae_convert,
+    parcae_laws,
+    parcae_stability,
+    parcae_tradeoff,
+)
 from minifer.cli.parser import add_command
 
-NAMES = ("stability", "laws", "tradeoff", "batching", "convert")
+SUBCOMMANDS = (parcae_stability, parcae_laws, parcae_tradeoff, parcae_batching, parcae_convert)
 
 
 def add(commands: Any) -> None:
@@ -38,6 +43,5 @@ def add(commands: Any) -> None:
     experiments = parser.add_subparsers(
         title="experiments", metavar="EXPERIMENT", required=True, prog="minifer parcae"
     )
-    for name in NAMES:
-        if find_spec(f"minifer.cli.parcae_{name}") is not None:
-            import_module(f"minifer.cli.parcae_{name}").add(experiments)
+    for command in SUBCOMMANDS:
+        command.add(experiments)

@@ -124,7 +124,7 @@ def findings(done: Study) -> list[str]:
     worst = max(max(check.fits, check.fits_by_weights) for check in checks)
     said = [
         f"The bound holds in {len(checks) - broken} of {len(checks)} rows; the state that comes "
-        f"closest reaches {worst:.0%} of its bound."
+        f"closest reaches {worst:.1%} of its bound."
     ]
     if done.forced:
         met = [row.block for row in done.forced]

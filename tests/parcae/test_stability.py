@@ -352,7 +352,7 @@ def test_the_findings_count_what_crossed_and_what_broke(outcomes: list[Outcome])
     done = Study([], [diagonal, broken], "")
     assert not done.bound_holds
     said = findings(done)
-    assert said[0].startswith("The bound holds in 1 of 2 rows; ") and "110%" in said[0]
+    assert said[0].startswith("The bound holds in 1 of 2 rows; ") and "110.0%" in said[0]
     assert said[1] == "A loss that is not finite: in 1 of 2 runs."
     assert said[2].startswith("diagonal: ρ passed 1 in 0 of 1 runs; ")
     assert said[3].startswith("concat: ρ passed 1 in 1 of 1 runs (learning rate 0.1); ")
