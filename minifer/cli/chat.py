@@ -166,7 +166,7 @@ class Conversation:
         """Print the reply; its text and its last output come back."""
         reply = ""
         with ctrl_c() as pressed, closing(self.llm.stream(ids, params)) as stream:
-            for output in stream:
+            for output in session.with_all_loops(stream):
                 for piece in output.outputs:
                     reply += piece.text
                     print(piece.text, end="", flush=True)

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 def print_stream(llm: LLM, ids: list[int], params: SamplingParams) -> RequestOutput:
     """Print an answer as it comes, and a newline; its last output comes back."""
     ended = ""
-    for output in llm.stream(ids, params):
+    for output in session.with_all_loops(llm.stream(ids, params)):
         for piece in output.outputs:
             print(piece.text, end="", flush=True)
             ended = piece.text[-1:] or ended
@@ -131,6 +131,8 @@ def _describe_answer(answer: CompletionOutput) -> dict[str, Any]:
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
     }
+    if answer.num_loops is not None:
+        described["num_loops"] = answer.num_loops
     if answer.logprobs is not None:
         described["cumulative_logprob"] = _finite(answer.cumulative_logprob)
         described["logprobs"] = [_describe_position(position) for position in answer.logprobs]

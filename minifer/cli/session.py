@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,17 @@ def failure(output: RequestOutput) -> str | None:
     return next((str(reason) for reason in failed), None)
 
 
+def with_all_loops(outputs: Iterable[RequestOutput]) -> Iterator[RequestOutput]:
+    """The outputs of one streamed answer; of a loop model, each with all loops so far."""
+    loops: list[int] = []
+    for output in outputs:
+        for piece in output.outputs:
+            if piece.num_loops is not None:
+                loops += piece.num_loops
+                piece.num_loops = loops
+        yield output
+
+
 def print_stats(llm: LLM, output: RequestOutput) -> None:
     """A short table on standard error. Times as in `RequestMetrics`; speed is 1 / TPOT."""
     metrics = output.metrics
@@ -116,6 +127,10 @@ def print_stats(llm: LLM, output: RequestOutput) -> None:
         ("answer", f"{metrics.num_output_tokens} tokens, finish_reason {reasons}"),
         ("load", f"{llm.load_seconds:.2f} s"),
     ]
+    loops = [count for answer in output.outputs for count in answer.num_loops or ()]
+    if loops:
+        mean, most = sum(loops) / len(loops), max(loops)
+        rows.append(("loops", f"{mean:.1f} a token, from {min(loops)} to {most}"))
     if (tiers := llm.engine.kv.tiers) is not None:
         found = ", ".join(f"{count} from {tier}" for tier, count in tiers.stats.hits.items())
         rows.append(("tiers", f"tokens loaded so far: {found}"))

@@ -21,6 +21,7 @@ from minifer.serving.generation import (
     check_stream_options,
     in_thread,
     request_name,
+    shows_loops,
 )
 from minifer.serving.logprobs import chat_logprobs, prompt_logprobs
 from minifer.serving.reply import ReplyParser
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from minifer.serving.app import Server
 
 # A piece of a stream without any of these would say nothing: all its text is held back.
-_NEWS = ("delta", "finish_reason", "logprobs", "token_ids")
+_NEWS = ("delta", "finish_reason", "logprobs", "token_ids", "num_loops")
 
 
 async def chat_completions(server: Server, body: Mapping[str, Any], stack: ExitStack) -> Response:
@@ -58,6 +59,7 @@ class _Call:
         self.fields = fields
         self.name = request_name(fields)
         self.include_usage = check_stream_options(fields)
+        self.shows_loops = shows_loops(server, fields)
         self.messages: list[dict[str, Any]] = required(fields, "messages")
         check_messages(self.messages)
         structured = self._read_tools(structured_output(fields))
@@ -222,6 +224,8 @@ class _Call:
         }
         if self.fields.get("return_token_ids"):
             form["token_ids"] = piece.token_ids
+        if self.shows_loops:
+            form["num_loops"] = piece.num_loops
         return form
 
     def _prompt_part(self, generation: Generation) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from minifer.serving.generation import (
     check_stream_options,
     in_thread,
     request_name,
+    shows_loops,
 )
 from minifer.serving.logprobs import CompletionLogprobs, prompt_logprobs
 from minifer.serving.sampling import sampling_params, structured_output
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route
 # A piece of a stream without any of these would say nothing: all its text is held back.
-_NEWS = ("text", "finish_reason", "logprobs", "prompt_logprobs", "token_ids")
+_NEWS = ("text", "finish_reason", "logprobs", "prompt_logprobs", "token_ids", "num_loops")
 
 
 async def completions(server: Server, body: Mapping[str, Any], stack: ExitStack) -> Response:
@@ -53,6 +54,7 @@ class _Call:
         self.fields = fields
         self.name = request_name(fields)
         self.include_usage = check_stream_options(fields)
+        self.shows_loops = shows_loops(server, fields)
         self.echo = bool(fields.get("echo"))
         self.logprobs: int | None = fields.get("logprobs")
         max_tokens = fields.get("max_tokens", DEFAULT_MAX_TOKENS)
@@ -141,6 +143,8 @@ class _Call:
             form["token_ids"] = piece.token_ids
             if is_first:
                 form["prompt_token_ids"] = generation.prompts[p]
+        if self.shows_loops:
+            form["num_loops"] = piece.num_loops
         return form
 
     def _length(self, index: int) -> int:

@@ -34,6 +34,11 @@ class EngineCollector:
         yield count("num_preemptions", "Preemptions", scheduler.num_preemptions)
         yield count("prefix_cache_queries", "Tokens looked up on the device", kv.stats.num_queries)
         yield count("prefix_cache_hits", "Tokens found on the device", kv.stats.num_hits)
+        loops = getattr(getattr(self._engine, "runner", None), "stats", None)
+        if loops is not None:  # a loop model; a closed engine has no runner
+            text = "Times the core's weights were read"
+            yield count("core_applications", text, loops.core_applications)
+            yield count("token_loops", "Iterations of all tokens", loops.token_loops)
         trips = dict(self._engine.guard_trips)
         yield self._labelled("guard_trips", "Alarms of guards", ("guard",), by_one(trips))
         if kv.tiers is not None:

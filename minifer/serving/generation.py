@@ -31,6 +31,7 @@ class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_loops: list[int] = field(default_factory=list)  # of each token, where the model loops
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -38,6 +39,7 @@ class Choice:
         self.text += new.text
         self.token_ids += new.token_ids
         self.logprobs += new.logprobs or ()
+        self.num_loops += new.num_loops or ()
         self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
 
 
@@ -149,6 +151,13 @@ def _failure(reason: str) -> APIError:
         reason = reason.removeprefix("ValueError: ")
         return APIError(400, f"this request cannot be answered: {reason}", code="undrawable")
     return APIError(500, f"the engine failed on this request: {reason}", code="request_failed")
+
+
+def shows_loops(server: Server, fields: Mapping[str, Any]) -> bool:
+    """Do its choices say how many loops each token took? Where depth or token ids are asked for."""
+    asked = any(fields.get(name) for name in ("num_loops", "return_token_ids"))
+    looped = server.llm.engine.limits.loop is not None
+    return looped and (asked or "exit_threshold" in fields)
 
 
 def request_name(fields: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,16 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "kv_load_policy": ("--kv-load-policy always", "always"),
     "kv_load_timeout": ("--kv-load-timeout 0.5", 0.5),
     "float32_logits": ("--float32-logits", True),
-    "max_num_loops": ("--max-num-loops none", None),
-    "loop_kv_policy": ("--loop-kv-policy full", "full"),
+    "max_num_loops": ("--max-num-loops 12", 12),
+    "loop_kv_policy": ("--loop-kv-policy first-2", "first-2"),
     "loop_batching": ("--loop-batching lockstep", "lockstep"),
     "guards": ("--guards stop", "stop"),
     "debug": ("--debug", True),
 }
+
+
+# What an engine takes for a loop model alone; what a request may say, admission decides.
+OF_LOOP_MODELS = ("max_num_loops", "loop_kv_policy")
 
 
 class Admitted(Exception):  # noqa: N818 - it is no error
@@ -129,8 +134,10 @@ def test_a_sampling_option_reaches_the_request(name: str, admitted) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINE)
-def test_an_engine_option_reaches_the_engine(name: str, admitted) -> None:
+def test_an_engine_option_reaches_the_engine(name: str, admitted, loop_folder: Path) -> None:
     arguments, expected = ENGINE[name]
+    if name in OF_LOOP_MODELS:
+        arguments += f" --model {loop_folder}"
     config, _ = admitted(arguments)
     assert getattr(config, name) == expected
     assert name in ("device", "backend") or expected != getattr(EngineConfig(), name)
@@ -179,6 +186,13 @@ def test_the_models_own_suggestions_hold_but_for_the_temperature(
         ("--allowed-token-ids 288", "allowed_token_ids must be below 288, got 288"),
         ("--structured [", "argument --structured: must be JSON, got '['"),
         ("--structured {}", "structured needs exactly one of json, json_object, regex, choice,"),
+        ("--num-loops 2", "num_loops needs a loop model such as parcae-tiny"),
+        ("--exit-threshold 0.5", "exit_threshold needs a loop model such as parcae-tiny"),
+        ("--exit-threshold 2", "exit_threshold must be a number in [0, 1], or None, got 2.0"),
+        ("--max-num-loops 9", "max_num_loops needs a loop model such as parcae-tiny"),
+        ("--loop-kv-policy first-1", "loop_kv_policy needs a loop model such as parcae-tiny"),
+        ("--loop-kv-policy last", "loop_kv_policy must be full, terminal, cyclic-M or first-M"),
+        ("--loop-kv-policy terminal", "needs enable_prefix_caching=False"),
         ('--structured {"regex":"a("}', "structured.regex: at 1(8): invalid regex"),
     ],
 )
@@ -197,3 +211,46 @@ def test_bad_parameters_are_refused_before_the_model_is_loaded(
 ) -> None:
     assert main(["generate", "hi", "--model", "/nowhere", "--top-p", "2"]) == 2
     assert "top_p must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--num-loops 9", "num_loops must be at most max_num_loops (8), got 9"),
+        ("--num-loops 5 --max-num-loops 4", "num_loops must be at most max_num_loops (4), got 5"),
+        (
+            "--loop-kv-policy terminal --no-enable-prefix-caching --max-num-batched-tokens 2",
+            "with loop_kv_policy=terminal it must fit into one step, and max_num_batched_tokens",
+        ),
+    ],
+)
+def test_a_depth_that_the_engine_does_not_have_is_refused(
+    arguments: str, sentence: str, loop_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "hi", "--model", str(loop_folder), *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert sentence in err
+
+
+def test_generate_tells_the_loops_of_each_token(
+    loop_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", "hi", "--raw", "--model", str(loop_folder), "--max-tokens", "5"]
+    command += ["--ignore-eos", "--num-loops", "4"]
+    assert main([*command, "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["outputs"]
+    assert answer["num_loops"] == [4] * 5
+    assert main([*command, "--exit-threshold", "1", "--stats"]) == 0
+    err = capsys.readouterr().err
+    # The first token is the prompt's, which runs all loops; to compare two states takes two.
+    assert "loops   2.4 a token, from 2 to 4" in err
+
+
+def test_a_plain_model_says_nothing_of_loops(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", "hi", "--model", str(model_folder), "--max-tokens", "2", "--stats"]
+    assert main([*command, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "loops" not in out and "loops" not in err

@@ -10,12 +10,12 @@ import functools
 import random
 
 import pytest
-from fakes import step_checked
-from loop_fakes import loop_engine, twin_tokens
+from fakes import run_engine, step_checked
+from loop_fakes import loop_engine, twin_logits, twin_tokens
 
 from minifer.request import SamplingParams
 
-MAX_TOKENS = 7
+MAX_TOKENS = 5
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 LENGTHS = [1, 3, 4, 5, 8, 9, 13, 22]
 # Of the four prompts that begin alike, two have the same depth: they may share, the others not.
@@ -74,8 +74,6 @@ def name(options: dict) -> str:
 
 
 def run_options(options, cache, batching, policy, arrivals, seed):
-    if "kv_dram_bytes" in options and cache == "off":
-        pytest.skip("tiers need a prefix cache")
     order = list(range(len(prompts())))
     random.Random(seed).shuffle(order)
     more = {"loop_batching": batching, "loop_kv_policy": policy}
@@ -86,27 +84,78 @@ def run_options(options, cache, batching, policy, arrivals, seed):
     return engine
 
 
-@pytest.mark.parametrize("batching", ["continuous", "lockstep"])
+BATCHING = ["continuous", "lockstep"]
+WITHOUT_TIERS = [o for o in OPTIONS if "kv_dram_bytes" not in o]
+# A prompt must fit into one step where KV is overwritten.
+WHOLE_PROMPTS = [o for o in WITHOUT_TIERS if o.get("max_num_batched_tokens", 22) >= 22]
+
+
+@pytest.mark.parametrize(("number", "options"), list(enumerate(OPTIONS)), ids=lambda o: str(o)[:40])
+def test_tokens_do_not_depend_on_how_they_were_computed(number, options):
+    run_options(options, ["hash", "radix", "off"][number % 3], BATCHING[number % 2], "full", 2, 0)
+
+
+@pytest.mark.parametrize("policy", ["first-1", "first-3"])
+def test_the_first_iterations_kv_answers_like_its_slow_twin(policy):
+    for seed, options in enumerate(OPTIONS[int(policy[-1]) :: 4]):
+        run_options(options, ["hash", "radix"][seed % 2], BATCHING[seed % 2], policy, 2, seed)
+
+
+@pytest.mark.parametrize("policy", ["terminal", "cyclic-3"])
+def test_overwritten_kv_answers_like_its_slow_twin(policy):
+    for seed, options in enumerate(WHOLE_PROMPTS[policy == "terminal" :: 2]):
+        run_options(options, "off", BATCHING[seed % 2], policy, 2, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["full", "first-1", "first-3", "first-9"])
+@pytest.mark.parametrize("batching", BATCHING)
 @pytest.mark.parametrize("options", OPTIONS, ids=name)
-def test_tokens_do_not_depend_on_how_they_were_computed(options, batching):
+def test_all_of_it(options, batching, policy):
     for seed, cache in enumerate(CACHES):
         if "kv_dram_bytes" not in options or cache != "off":
-            run_options(options, cache, batching, "full", seed or None, seed)
+            run_options(options, cache, batching, policy, seed or None, seed)
 
 
-@pytest.mark.parametrize("policy", ["first-1", "first-3", "first-9"])
-def test_the_first_iterations_kv_answers_like_its_slow_twin(policy):
-    for seed, (options, cache) in enumerate(zip(OPTIONS, [*CACHES] * 4, strict=False)):
-        if "kv_dram_bytes" not in options or cache != "off":
-            run_options(options, cache, "continuous", policy, 2, seed)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["terminal", "cyclic-2", "cyclic-3", "cyclic-9"])
-def test_overwritten_kv_answers_like_its_slow_twin(policy):
-    for seed, options in enumerate(OPTIONS):
-        if "kv_dram_bytes" not in options and options.get("max_num_batched_tokens", 22) >= 22:
-            for batching in ("continuous", "lockstep"):
-                run_options(options, "off", batching, policy, 2, seed)
+@pytest.mark.parametrize("batching", BATCHING)
+def test_all_of_it_overwritten(batching, policy):
+    for seed, options in enumerate(WHOLE_PROMPTS):
+        run_options(options, "off", batching, policy, seed % 3 or None, seed)
+
+
+def test_prompts_are_scored_in_the_middle_of_other_loops():
+    """`prompt_logprobs` of chunks that are suspended: each position once, and right."""
+    engine = loop_engine(max_num_batched_tokens=7)
+    asked = GREEDY.with_(prompt_logprobs=0)
+    for i, depth in enumerate(DEPTHS):
+        engine.add_request(str(i), prompts()[i], asked.with_(num_loops=depth))
+    last = run_engine(engine)
+    for i, depth in enumerate(DEPTHS):
+        prompt = prompts()[i]
+        scores = twin_logits(prompt, depth).log_softmax(-1)
+        got = last[str(i)].prompt_logprobs
+        assert len(got) == len(prompt) and got[0] is None
+        for p in range(1, len(prompt)):
+            expected = float(scores[p - 1, prompt[p]])
+            assert got[p][prompt[p]].logprob == pytest.approx(expected, abs=1e-4)
+        assert last[str(i)].outputs[0].token_ids == truth()[i]
+
+
+def test_n_answers_of_one_prompt_are_those_of_one_at_a_time():
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=MAX_TOKENS, num_loops=3)
+    engine = loop_engine()
+    engine.add_request("deep", prompts()[6], GREEDY)
+    engine.add_request("many", prompts()[5], params.with_(n=3))
+    last = run_engine(engine)
+    for index, answer in enumerate(last["many"].outputs):
+        alone = loop_engine()
+        alone.add_request("x", prompts()[5], params.with_(seed=5 + index))
+        (expected,) = run_engine(alone)["x"].outputs
+        assert answer.token_ids == expected.token_ids
+        assert answer.num_loops == [3] * MAX_TOKENS
+    assert len({tuple(answer.token_ids) for answer in last["many"].outputs}) == 3
 
 
 def test_policies_differ():

@@ -200,5 +200,16 @@ def check_workload(seed: object, num_requests: int, options: dict) -> Workload:
 
 @pytest.mark.parametrize("options", CASES, ids=name)
 def test_random_requests(options):
-    load = check_workload(0, 12, options)
-    assert len(load.answers) >= 12
+    check_workload(3, 7, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", CASES, ids=name)
+def test_many_random_requests(options):
+    """Everything that is meant to collide does."""
+    loads = [check_workload(seed, 30, options) for seed in range(6)]
+    assert sum(load.engine.scheduler.num_preemptions for load in loads) > 20
+    assert sum(load.interrupts for load in loads) > 3
+    if options.get("loop_batching") != "lockstep":  # where nobody is suspended
+        assert sum(load.suspended_forks for load in loads) > 3
+        assert sum(load.suspended_aborts for load in loads) > 3

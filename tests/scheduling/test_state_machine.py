@@ -21,6 +21,8 @@ TOKENS = st.integers(0, 1)  # two tokens: prefixes are shared all the time
 class SchedulerMachine(RuleBasedStateMachine):
     """2 to 5 requests at a time on 3 to 8 blocks of 1 to 4 tokens."""
 
+    driver = ScheduleDriver
+
     def __init__(self) -> None:
         super().__init__()
         self.names = 0
@@ -37,7 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ageing=st.sampled_from([None, 2]),
     )
     def begin(self, block_size, num_blocks, budget, chunk, seats, index, caching, policy, ageing):
-        self.d = ScheduleDriver(
+        self.d = self.driver(
             num_blocks,
             block_size,
             max_num_batched_tokens=budget,

@@ -67,6 +67,8 @@ ELSEWHERE = {
     "model": "test_a_model_that_is_not_served_is_a_404",
     "stream": "test_openai_client.py",
     "stream_options": "test_openai_client.py::test_case_111_usage_comes_when_asked_for",
+    "num_loops": "test_loops.py",
+    "exit_threshold": "test_loops.py",
     "priority": "test_case_115_priority_decides_who_runs_first",
     "cache_salt": "test_case_115_a_salt_keeps_prefixes_apart",
     "tool_choice": "test_tools.py",
