@@ -2,5 +2,6 @@
 
 `model.py` is the event model and the format of spans, `launches.py` the step as separate kernels,
 `decode.py` the seven ways that are compared, `gantt.py` the picture, `tables.py` the committed
-tables.
+tables. `loop_resident.py` and `loop_tables.py` are the same for a loop model, whose core may stay
+in the L2 cache.
 """

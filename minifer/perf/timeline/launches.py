@@ -18,7 +18,7 @@ overhead that this model charges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from minifer.kernels.mega.isa import DecodeShape, Instruction, Op
@@ -29,11 +29,12 @@ ELEMENTS = 1024  # of a block of an elementwise kernel
 
 
 class Kernel(NamedTuple):
-    """A launch: the (weights, other) bytes of each of its blocks."""
+    """A launch: the (weights, other) bytes of each of its blocks, from memory or from the cache."""
 
     name: str
     layer: int
     blocks: list[tuple[float, float]]
+    cached: bool = False
 
 
 def launches(
@@ -50,12 +51,18 @@ def launches(
     context: S, tokens attended to, in each request. weight_bytes, kv_bytes: of one element; what
     un-fused kernels hand to each other has kv_bytes too.
     """
+    steps = _step(shape, num_sms, context, fused, weight_bytes, kv_bytes)
+    return one_after_another(steps, num_sms)
+
+
+def one_after_another(kernels: Iterable[Kernel], num_sms: int) -> list[list[Task]]:
+    """Block i of every kernel on SM i mod `num_sms`; a kernel waits for all of the one before."""
     queues: list[list[Task]] = [[] for _ in range(num_sms)]
     wait, target = -1, 0
-    steps = _step(shape, num_sms, context, fused, weight_bytes, kv_bytes)
-    for signal, kernel in enumerate(steps):
+    for signal, kernel in enumerate(kernels):
         for i, (weights, other) in enumerate(kernel.blocks):
-            task = Task(kernel.name, kernel.layer, weights, other, wait, target, signal)
+            place = (wait, target, signal, 1, kernel.cached)
+            task = Task(kernel.name, kernel.layer, weights, other, *place)
             queues[i % num_sms].append(task)
         wait, target = signal, len(kernel.blocks)
     return queues

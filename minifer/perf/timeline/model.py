@@ -17,6 +17,9 @@ pipe. With prefetch, up to `prefetch` bytes of a task's weights stream while it 
 weights depend on nothing. That is mostly a gain, and can be a loss: what comes early takes
 bandwidth from those whom all the others wait for.
 
+A second pipe of the same form stands for what the chip keeps in its shared cache: tasks marked
+`cached` draw from it and leave the memory to the others.
+
 This is a MODEL: nothing here has been fitted to a measurement. It leaves out arithmetic, L2 hits
 of activations (they cost nothing), counter traffic, clocks, memory refresh and anything that varies
 from run to run. `from_timestamps` turns what a GPU wrote down into the same spans.
@@ -43,7 +46,8 @@ class Task(NamedTuple):
     """One piece of work of a program, whichever kernel it belongs to.
 
     weights: bytes that depend on nothing, so that they may stream early. other: bytes of KV cache
-    and partial results. wait, target, signal, amount: as in `isa.Instruction`.
+    and partial results. wait, target, signal, amount: as in `isa.Instruction`. cached: its bytes
+    come from the cache and not from memory.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Task(NamedTuple):
     target: int = 0
     signal: int = -1
     amount: int = 1
+    cached: bool = False
 
 
 class Span(NamedTuple):
@@ -77,7 +82,7 @@ class Machine:
     gap: from the moment a counter reaches its target to the start of those who wait for it: 0 in a
     megakernel, the launch of a kernel elsewhere. lookahead: a task's prefetch starts when the bytes
     of the task before it are there, not when that task has ended (a warp of its own for loads).
-    Raises `ValueError` for numbers that no machine has.
+    cache_*: of what is read from the cache. Raises `ValueError` for numbers that no machine has.
     """
 
     programs: int
@@ -87,9 +92,12 @@ class Machine:
     prefetch: float = 0.0
     gap: float = 0.0
     lookahead: bool = False
+    cache_bandwidth: float = math.inf
+    cache_program_bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("programs", "bandwidth", "program_bandwidth"):
+        rates = [f"{kind}{part}bandwidth" for kind in ("", "cache_") for part in ("", "program_")]
+        for name in ("programs", *rates):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("overhead", "prefetch", "gap"):
@@ -144,7 +152,9 @@ class Timeline:
 
     @property
     def num_bytes(self) -> float:
-        return sum(span.task.weights + span.task.other for span in self.spans)
+        """Read from memory."""
+        tasks = (span.task for span in self.spans if not span.task.cached)
+        return sum(task.weights + task.other for task in tasks)
 
     def share_of(self, bandwidth: float) -> float:
         """Bytes a second, as a part of `bandwidth`."""
@@ -248,7 +258,8 @@ class _Memory:
     """A pipe shared equally. Its level is the bytes that one stream open since the start has had:
     so a stream opened at level s with n bytes to go ends at level s + n, whoever comes and goes."""
 
-    machine: Machine
+    bandwidth: float
+    program_bandwidth: float
     level: float = 0.0
     active: int = 0
     ends: list[tuple[float, int, int]] = field(default_factory=list)  # level, program, version
@@ -256,7 +267,7 @@ class _Memory:
 
     @property
     def rate(self) -> float:
-        return min(self.machine.program_bandwidth, self.machine.bandwidth / self.active)
+        return min(self.program_bandwidth, self.bandwidth / self.active)
 
     def change(self, time: float, by: int) -> None:
         self.active += by
@@ -280,7 +291,8 @@ def simulate(
 class _Simulation:
     def __init__(self, queues: Sequence[Sequence[Task]], machine: Machine) -> None:
         self.machine = machine
-        self.memory = _Memory(machine)
+        self.memory = _Memory(machine.bandwidth, machine.program_bandwidth)
+        self.cache = _Memory(machine.cache_bandwidth, machine.cache_program_bandwidth)
         self.programs = [_Program(queue) for queue in queues]
         self.counters: dict[int, int] = {}
         self.signalled: dict[int, float] = {}  # counter → the last time
@@ -293,22 +305,20 @@ class _Simulation:
     def run(self, name: str) -> Timeline:
         for index in range(len(self.programs)):
             self._arrive(index)
-        memory = self.memory
         while True:
-            end = self._next_end()
-            stream_at = math.inf
-            if end is not None:
-                stream_at = self.clock + max(0.0, end[0] - memory.level) / memory.rate
+            stream_at, pipe = self._next_end(self.memory)
+            if self.cache.ends:
+                cached_at, cache = self._next_end(self.cache)
+                if cached_at < stream_at:
+                    stream_at, pipe = cached_at, cache
             if self.timers and self.timers[0][0] <= stream_at:
                 time, index, ended = heapq.heappop(self.timers)
-                if memory.active:
-                    memory.level += (time - self.clock) * memory.rate
-                self.clock = time
+                self._advance(time)
                 (self._end if ended else self._start)(index)
-            elif end is not None:
-                self.clock, memory.level = stream_at, end[0]
-                heapq.heappop(memory.ends)
-                self._stream_ended(end[1])
+            elif pipe is not None:
+                self._advance(stream_at)
+                pipe.level, index, _ = heapq.heappop(pipe.ends)
+                self._stream_ended(index)
             else:
                 break
         self._check_all_done()
@@ -317,15 +327,28 @@ class _Simulation:
             self.machine.programs,
             tuple(self.spans),
             self.machine.overhead,
-            tuple(memory.history),
+            tuple(self.memory.history),
             tuple(self.prefetched),
         )
 
-    def _next_end(self) -> tuple[float, int, int] | None:
-        ends = self.memory.ends
+    def _next_end(self, pipe: _Memory) -> tuple[float, _Memory | None]:
+        """When the first of a pipe's streams ends; never, of no pipe, if none is open."""
+        ends = pipe.ends
         while ends and ends[0][2] != self.programs[ends[0][1]].version:
             heapq.heappop(ends)  # its stream was given more to do
-        return ends[0] if ends else None
+        if not ends:
+            return math.inf, None
+        return self.clock + max(0.0, ends[0][0] - pipe.level) / pipe.rate, pipe
+
+    def _advance(self, time: float) -> None:
+        for pipe in (self.memory, self.cache):
+            if pipe.active:
+                pipe.level += (time - self.clock) * pipe.rate
+        self.clock = time
+
+    def _pipe(self, program: _Program) -> _Memory:
+        """Where the bytes that a program fetches come from."""
+        return self.cache if program.queue[program.fetching].cached else self.memory
 
     def _arrive(self, index: int) -> None:
         """A program comes to the next task of its queue."""
@@ -355,7 +378,8 @@ class _Simulation:
 
     def _open(self, index: int, goal: float) -> None:
         """Stream until `goal` bytes of the task are there."""
-        program, memory = self.programs[index], self.memory
+        program = self.programs[index]
+        memory = self._pipe(program)
         if program.opened is None:
             program.opened, program.opened_at = memory.level - program.got, self.clock
             memory.change(self.clock, 1)
@@ -375,7 +399,8 @@ class _Simulation:
             self._open(index, task.weights + task.other)  # or let the prefetch go on
 
     def _stream_ended(self, index: int) -> None:
-        program, memory = self.programs[index], self.memory
+        program = self.programs[index]
+        memory = self._pipe(program)
         assert program.opened is not None
         program.got, program.opened = memory.level - program.opened, None
         memory.change(self.clock, -1)
