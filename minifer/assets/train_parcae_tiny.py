@@ -83,6 +83,11 @@ def save(folder: Path, model: Parcae) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
+def report_of(recipe: Recipe) -> dict[str, Any]:
+    """What decides the weights on a given machine."""
+    return {"recipe": asdict(recipe), "row_lengths": LENGTHS, "threads": 1}
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
@@ -134,9 +139,7 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu": bench.machine()["cpu"],
-        "recipe": asdict(recipe),
-        "row_lengths": LENGTHS,
-        "threads": 1,
+        **report_of(recipe),
         "training_tokens": len(training),
         "cpu_seconds": round(time.process_time()),  # of this process alone, if it was resumed
         "held_out_tokens": len(held_out),
