@@ -16,7 +16,7 @@ from datetime import date
 from typing import Any
 
 import torch
-from minifer.parcae.lab.pool import run_all
+from minifer.parcae.lab.pool import one_thread, run_all
 from minifer.parcae.lab.stability import BoundCheck, ForcedRow, forced_radius
 from minifer.parcae.lab.sweep import Outcome, Run, train_run
 from minifer.parcae.train import StepRecord
@@ -55,7 +55,8 @@ def study(
     """
     if not forced and not runs:
         raise ValueError("runs must name at least one run where the forced part is left out")
-    rows = forced_radius() if forced else []
+    with one_thread():
+        rows = forced_radius() if forced else []
     return Study(rows, run_all(train_run, runs, jobs, done), command)
 
 
