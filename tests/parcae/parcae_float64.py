@@ -41,9 +41,9 @@ def rotate(x, position):
 
 
 def cosine(a, b):
-    """0 where a vector has no direction."""
+    """At most 1; 0 where a vector has no direction."""
     length = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / length if length > 0 else 0.0
+    return min(1.0, float(a @ b) / length) if length > 0 else 0.0
 
 
 class Float64Parcae:

@@ -142,7 +142,7 @@ def test_threshold_0_is_full_depth(policy):
         for block in model.core:
             block.attn.o_proj.weight.zero_()
             block.mlp.down_proj.weight.zero_()
-        model.adapter.A_log.fill_(3.0)  # a decay of 1e-6: h₂ = h₃ = …
+        model.adapter.A_log.fill_(5.0)  # decays below 1e-9: h₁ = h₂ = …
     asked = {
         "a": (some_tokens(7), params(14, exit_threshold=0.0)),
         "b": (some_tokens(7), params(14)),

@@ -21,7 +21,7 @@ from loop_models import (
     some_tokens,
 )
 from minifer.parcae import create_model
-from minifer.parcae.model import Parcae
+from minifer.parcae.model import Parcae, turned_by
 from parcae_float64 import Float64Decode
 
 from minifer.execution.reference import DenseBackend
@@ -173,6 +173,17 @@ def test_the_random_start_is_cut_noise_from_a_seed():
     assert 2.9 * s < h0.abs().max().item() <= 3 * s
     assert torch.equal(h0, model.initial_state(e, torch.Generator().manual_seed(3)))
     assert not model.initial_state(e).any()
+
+
+def test_what_a_state_has_turned_by_is_exact_where_it_is_small_and_never_negative():
+    state = torch.randn(200, 36, generator=torch.Generator().manual_seed(0))
+    still = turned_by(state, 3 * state)
+    assert ((still >= 0) & (still < 1e-14)).all()
+    angle = torch.tensor([1e-5, 1e-3, 1.0, torch.pi], dtype=torch.float64)
+    before = torch.tensor([[1.0, 0.0]]).double().expand(4, 2)
+    after = torch.stack([angle.cos(), angle.sin()], dim=1)
+    np.testing.assert_allclose(turned_by(before, after), 2 * (angle / 2).sin() ** 2, rtol=1e-5)
+    assert turned_by(0 * state, state).tolist() == [1.0] * 200  # nothing has no direction
 
 
 # -- pieces whose place is easy to get wrong
