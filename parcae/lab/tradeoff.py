@@ -8,6 +8,7 @@ server, as ratios within one run. Which part of which trade-off is lost where is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -115,6 +116,7 @@ def study(
         )
         for policy in ("full", "terminal")
     ]
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # not on Windows
     speeds = {}
     for name, requests, concurrency in (
         ("single", plan.requests[0], 1),
@@ -128,6 +130,7 @@ def study(
     return {
         "started": first.started,
         "machine": first.machine,
+        "load_average": load,
         "versions": first.versions,
         "git": first.git,
         "plan": asdict(plan),

@@ -47,8 +47,18 @@ def _head(data: Data, command: str) -> list[str]:
         "",
         "Speeds are of the HTTP server on this machine, medians of "
         f"{plan['runs']} round{'s' if plan['runs'] != 1 else ''} in which every setting takes its "
-        f"turn, and are compared with {data['tradeoff'][0]['name']} in the same round.",
+        f"turn, and are compared with {data['tradeoff'][0]['name']} in the same round. "
+        + _load(data),
     ]
+
+
+def _load(data: Data) -> str:
+    """How busy the machine was: with more to do than cores, even ratios are rough."""
+    load, cores = data["load_average"], data["machine"]["cores"]
+    if load is None:
+        return "The machine does not say how busy it was."
+    busy = ", more than its cores: take the speeds as rough" if load > cores else ""
+    return f"Load average of the machine when they began: {load:.1f}{busy}."
 
 
 def _tradeoff(data: Data) -> list[str]:
