@@ -168,7 +168,7 @@ def markdown(data: dict[str, Any]) -> str:
     lines = [
         "# A looped core that stays on the chip: modelled decode steps of Parcae",
         "",
-        f"**{LABEL.capitalize()}.** Made by `{data['command']}` on {data['date']} ({versions}).",
+        f"**{LABEL[0].upper()}{LABEL[1:]}.** Made by `{data['command']}` on {data['date']} ({versions}).",
         "The model is `minifer/perf/timeline/loop_resident.py`; the ways that are compared are "
         "described there. Unless a table says otherwise: bfloat16, batch 1, context 512, every "
         "iteration with keys and values of its own, tile 16, "
@@ -203,8 +203,8 @@ _PARTS = {
     ),
     "l2_bandwidths": (
         f"Over the bandwidth of L2, times what is assumed, Parcae-140M, T = {LOOPS}",
-        "On an H200 L2 is hardly faster than memory: half of what is assumed is slower than to "
-        "re-read.",
+        "Half of it takes back nearly all that residency gains on an H200, whose L2 is assumed "
+        "hardly faster than its memory, and little on a B200.",
         ["device", "factor"],
         ["chip", "factor"],
     ),
