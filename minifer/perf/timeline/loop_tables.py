@@ -168,7 +168,8 @@ def markdown(data: dict[str, Any]) -> str:
     lines = [
         "# A looped core that stays on the chip: modelled decode steps of Parcae",
         "",
-        f"**{LABEL[0].upper()}{LABEL[1:]}.** Made by `{data['command']}` on {data['date']} ({versions}).",
+        f"**{LABEL[0].upper()}{LABEL[1:]}.** Made by `{data['command']}` on {data['date']} "
+        f"({versions}).",
         "The model is `minifer/perf/timeline/loop_resident.py`; the ways that are compared are "
         "described there. Unless a table says otherwise: bfloat16, batch 1, context 512, every "
         "iteration with keys and values of its own, tile 16, "
