@@ -32,7 +32,7 @@ from torch import Tensor
 PERMUTATIONS: tuple[tuple[int, ...], ...] = tuple(itertools.permutations(range(3)))
 NUM_PERMUTATIONS = len(PERMUTATIONS)
 
-RECIPE = Recipe(steps=700, rows=64, length=8, learning_rate=5e-3, warmup=20, cooldown=0.3)
+RECIPE = Recipe(steps=800, rows=48, length=12, learning_rate=5e-3, warmup=20, cooldown=0.3)
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def train_task(
 
 
 def accuracy_by_depth(
-    model: Parcae, depths: Iterable[int], *, rows: int = 500, length: int = 8, seed: int = 0
+    model: Parcae, depths: Iterable[int], *, rows: int = 500, length: int = 12, seed: int = 0
 ) -> dict[int, list[float]]:
     """Depth → share of right answers after 0, 1, … length − 1 hops, on rows of another stream than
     training's. Guessing is right once in six.
