@@ -221,7 +221,8 @@ def _write(settings: argparse.Namespace, panels: list[Panel], layers: range) -> 
     from minifer.perf.timeline.model import chrome_trace
 
     if settings.out:
-        names, title = decode.DRAWN, "What a megakernel removes: a decode step, modelled"
+        names: tuple[str, ...] = decode.DRAWN
+        title = "What a megakernel removes: a decode step, modelled"
         if settings.loops:
             names = loop_resident.DRAWN
             title = "A core that stays in L2: its first iterations, modelled; no GPU has run this"

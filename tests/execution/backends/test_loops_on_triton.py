@@ -42,8 +42,8 @@ def answers(backend: str, depths, *, config=SMALL, max_tokens=3, threshold=None,
 
 
 def test_greedy_tokens_equal_torch_with_rows_at_different_iterations() -> None:
-    """Chunked prompts beside decodes, depths 3 and 2: groups of rows that attend through KV slots of
-    their own; the cache is NaN elsewhere."""
+    """Chunked prompts beside decodes, depths 3 and 2: groups of rows that attend through KV slots
+    of their own; the cache is NaN elsewhere."""
     options = {"max_prefill_chunk": 4, "max_num_batched_tokens": 6, "max_tokens": 2}
     got = answers("triton", [3, 2], **options)
     assert got == answers("torch", [3, 2], **options)
