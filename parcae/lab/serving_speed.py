@@ -26,7 +26,7 @@ from minifer.perf.bench import BenchmarkResult, run_benchmark
 from minifer.serving.app import create_app
 from minifer.serving.run import GracefulServer, bind, url_of
 
-UNITS = {"tokens_per_second": "tokens/s"}
+UNITS = {"tokens_per_second": "tokens/s", "tokens_per_cpu_second": "tokens/s"}
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ def measure(
 ) -> BenchmarkResult:
     """Every setting under one traffic; the first one is what the others are compared with.
 
-    Metrics of an arm: seconds, tokens_per_second (generated), steps of the engine (each runs
-    prelude, coda and head once), core_applications, mean_loops (of the generated tokens that were
-    computed). Raises `RuntimeError` for an answer that fails.
+    Metrics of an arm: seconds, tokens_per_second (generated), tokens_per_cpu_second (of this
+    process, client and server together: what other programs do hardly changes it), steps of the
+    engine (each runs prelude, coda and head once), core_applications, mean_loops (of the generated
+    tokens that were computed). Raises `RuntimeError` for an answer that fails.
     """
     deepest = max(depth for setting in settings for depth in setting.depths)
     with ExitStack() as stack:
@@ -117,11 +118,14 @@ def _run(server: _Server, traffic: Traffic, setting: Setting) -> dict[str, float
             bodies[-1]["exit_threshold"] = setting.exit_threshold
     stats, steps = server.stats, server.steps
     applications, loops = stats.core_applications, stats.token_loops
+    cpu = time.process_time()
     seconds, tokens = asyncio.run(_send(server.url, bodies, traffic.concurrency))
+    cpu = time.process_time() - cpu
     computed = tokens - len(bodies)  # the last token of an answer is not read any more
     return {
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
+        "tokens_per_cpu_second": tokens / cpu,
         "steps": server.steps - steps,
         "core_applications": stats.core_applications - applications,
         "mean_loops": (stats.token_loops - loops - prompt_loops) / max(1, computed),

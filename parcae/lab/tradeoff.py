@@ -195,12 +195,16 @@ def tradeoff(speeds: Mapping[str, BenchmarkResult], rows: Sequence[Row]) -> list
             if name not in result.arms:
                 continue
             metrics = result.arms[name]
-            ratio = result.ratios[name]["tokens_per_second"] if name in result.ratios else None
             tokens = result.settings["requests"] * result.settings["max_tokens"]
+            found: dict[str, float] = {}
+            for kind in ("second", "cpu_second"):
+                metric = f"tokens_per_{kind}"
+                ratio = result.ratios[name][metric] if name in result.ratios else None
+                found[metric] = metrics[metric].median
+                found[f"{kind}_ratio"] = ratio.median if ratio else 1.0
+                found[f"{kind}_ratio_iqr"] = ratio.iqr if ratio else 0.0
             entry[traffic] = {
-                "tokens_per_second": metrics["tokens_per_second"].median,
-                "ratio": ratio.median if ratio else 1.0,
-                "ratio_iqr": ratio.iqr if ratio else 0.0,
+                **found,
                 "mean_loops": metrics["mean_loops"].median,
                 "core_applications": metrics["core_applications"].median / tokens,
                 "steps": metrics["steps"].median / tokens,
@@ -218,15 +222,14 @@ def _batching(config: Any, result: BenchmarkResult) -> list[dict[str, Any]]:
         other = result.arms.get(f"{name}, lockstep")
         if other is None:
             continue
-        pairs = zip(
-            metrics["tokens_per_second"].values, other["tokens_per_second"].values, strict=True
-        )
-        ratios = sorted(a / b for a, b in pairs)
-        entry: dict[str, Any] = {
-            "name": name,
-            "speed_ratio": ratios[len(ratios) // 2],
-            "speed_ratios": ratios,
-        }
+        entry: dict[str, Any] = {"name": name}
+        for kind in ("second", "cpu_second"):
+            pairs = zip(
+                metrics[f"tokens_per_{kind}"].values,
+                other[f"tokens_per_{kind}"].values,
+                strict=True,
+            )
+            entry[f"{kind}_ratios"] = [a / b for a, b in pairs]
         for kind, arm in (("continuous", metrics), ("lockstep", other)):
             steps, applications = arm["steps"].median, arm["core_applications"].median
             entry[kind] = {"steps": steps, "core_applications": applications}

@@ -33,7 +33,11 @@ def save_plots(data: Data, folder: Path, stem: str = "parcae_tradeoff") -> list[
 
 
 def speed_figure(data: Data) -> Figure:
-    """Loss against tokens/s relative to the first setting: one request, and several at a time."""
+    """Loss against speed relative to the first setting: one request, and several at a time.
+
+    Speed is by CPU time: with one thread on an idle machine it is tokens/s, and on a busy one it
+    still says what a token costs.
+    """
     figure = _figure((9.6, 4.4))
     left, right = figure.subplots(1, 2, sharey=True)
     at, panels = data["plan"]["concurrency"], []
@@ -48,17 +52,19 @@ def speed_figure(data: Data) -> Figure:
             waits = [e for e in own if e["name"].endswith("lockstep")]
             for group, fill in ((plain, colour), (waits, "white")):
                 axes.plot(
-                    [e[traffic]["ratio"] for e in group],
+                    [e[traffic]["cpu_second_ratio"] for e in group],
                     [e["loss"] for e in group],
                     marker,
                     color=colour,
                     markerfacecolor=fill,
                 )
         first = data["tradeoff"][0]["name"]
-        _label(axes, title, f"generated tokens/s ÷ those of {first}", "")
-        axes.set_xlim(left=0, right=1.3 * max(e[traffic]["ratio"] for e in points))
+        _label(axes, title, f"tokens a CPU second ÷ those of {first}", "")
+        axes.set_xlim(left=0, right=1.3 * max(e[traffic]["cpu_second_ratio"] for e in points))
         axes.margins(y=0.12)
-        panels.append((axes, [(e[traffic]["ratio"], e["loss"], e["name"]) for e in points]))
+        panels.append(
+            (axes, [(e[traffic]["cpu_second_ratio"], e["loss"], e["name"]) for e in points])
+        )
     left.set_ylabel("loss, nats a token")
     figure.suptitle(f"{data['name']}: what speed costs, through the server", fontsize=11)
     for axes, named in panels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from minifer.parcae.lab.tradeoff import SCALED, TOLERATED
@@ -68,21 +69,20 @@ def _tradeoff(data: Data) -> list[str]:
         cells = [entry["name"], _loss(entry["loss"]), _excess(entry["excess"])]
         for traffic in ("single", "concurrent"):
             found = entry.get(traffic)
-            cells += (
-                [f"{found['tokens_per_second']:.1f}", f"{found['ratio']:.2f}×"]
-                if found
-                else ["–", "–"]
-            )
+            cells += _speed_cells(found) if found else ["–"] * 3
         both = entry["concurrent"]
         cells += [f"{both['mean_loops']:.2f}", f"{both['core_applications']:.2f}"]
         rows.append([*cells, f"{both['steps']:.2f}"])
-    heads = ["setting", "loss", "above full depth", "tokens/s, 1 request", "ratio"]
-    heads += [f"tokens/s, {at} requests", "ratio", f"mean loops, {at}"]
-    heads += ["core applications a token", "steps a token"]
+    heads = ["setting", "loss", "above full depth"]
+    for requests in ("1 request", f"{at} requests"):
+        heads += [f"tokens/s, {requests}", "ratio", "ratio by CPU time"]
+    heads += [f"mean loops, {at}", "core applications a token", "steps a token"]
     return [
         *_table(heads, rows),
         "",
-        "Mean loops, core applications and steps are counted, not timed, with "
+        "Ratio by CPU time: tokens a CPU second of client and server together, ± half the "
+        "interquartile range over rounds; other programs hardly change it. Mean loops, core "
+        "applications and steps are counted, not timed, with "
         f"{at} requests at a time. Mean loops are of the generated text, which is not the held-out "
         "one. `mixed` asks for 1, 4 and 8 loops in turn, so that no one loss belongs to it.",
     ]
@@ -148,11 +148,11 @@ def _batching(data: Data) -> list[str]:
                     f"{found['steps']:.0f}",
                     f"{found['weight_bytes_own'] / MIB:.2f}",
                     f"{found[f'weight_bytes_{SCALED}'] / MIB:,.0f}",
-                    f"{entry['speed_ratio']:.2f}×" if kind == "continuous" else "1",
+                    *_batching_cells(entry, kind),
                 ]
             )
     heads = ["workload", "batching", "core applications", "steps", "weight MiB a token"]
-    heads += [f"the same counts at {SCALED}", "speed here"]
+    heads += [f"the same counts at {SCALED}", "speed here", "by CPU time"]
     return [
         *_table(heads, rows),
         "",
@@ -238,13 +238,29 @@ def _batching_sentence(entry: Data) -> str:
         f"as often as lockstep and takes {steps:.2f} times as many steps, each of which reads the "
         f"weights of prelude, coda and head again. Modelled weight bytes: {own:.2f} times "
         "lockstep's here, "
-        f"{large:.2f} times with the layers of {SCALED}. Measured speed here: "
-        f"{entry['speed_ratio']:.2f} times lockstep's "
-        f"({_range(entry['speed_ratios'])} over rounds)."
+        f"{large:.2f} times with the layers of {SCALED}. Measured here: "
+        f"{median(entry['second_ratios']):.2f} times lockstep's tokens/s "
+        f"({_range(entry['second_ratios'])} over rounds), {median(entry['cpu_second_ratios']):.2f} "
+        f"times by CPU time ({_range(entry['cpu_second_ratios'])})."
     )
 
 
 # -- cells
+
+
+def _speed_cells(found: Data) -> list[str]:
+    spread = found["cpu_second_ratio_iqr"] / 2
+    return [
+        f"{found['tokens_per_second']:.1f}",
+        f"{found['second_ratio']:.2f}×",
+        f"{found['cpu_second_ratio']:.2f}× ± {spread:.2f}",
+    ]
+
+
+def _batching_cells(entry: Data, kind: str) -> list[str]:
+    if kind == "lockstep":
+        return ["1", "1"]
+    return [f"{median(entry[key]):.2f}×" for key in ("second_ratios", "cpu_second_ratios")]
 
 
 def _loss_cells(row: Data) -> list[str]:
