@@ -61,7 +61,7 @@ def speed_figure(data: Data) -> Figure:
         first = data["tradeoff"][0]["name"]
         _label(axes, title, f"tokens a CPU second ÷ those of {first}", "")
         axes.set_xlim(left=0, right=1.3 * max(e[traffic]["cpu_second_ratio"] for e in points))
-        axes.margins(y=0.12)
+        axes.margins(y=0.25)
         panels.append(
             (axes, [(e[traffic]["cpu_second_ratio"], e["loss"], e["name"]) for e in points])
         )
@@ -146,11 +146,12 @@ _PLACES = (
     (6, -11, "left"),
     (-6, 4, "right"),
     (-6, -11, "right"),
-    (0, 9, "center"),
-    (0, -17, "center"),
-    (10, 16, "left"),
-    (10, -24, "left"),
-    (-10, 16, "right"),
+    (0, 14, "center"),
+    (0, -22, "center"),
+    (14, 20, "left"),
+    (14, -28, "left"),
+    (-10, 20, "right"),
+    (20, 34, "left"),
 )
 _HEIGHT, _WIDTH = 9.0, 4.4  # of a character at size 8, in points; a little generous
 
@@ -169,7 +170,13 @@ def _annotate(figure: Figure, axes: Axes, points: Sequence[tuple[float, float, s
         taken.append(boxes[best])
         dx, dy, side = _PLACES[best]
         axes.annotate(
-            name, (x, y), xytext=(dx, dy), textcoords="offset points", fontsize=8, ha=side
+            name,
+            (x, y),
+            xytext=(dx, dy),
+            textcoords="offset points",
+            fontsize=8,
+            ha=side,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": _GREY},
         )
 
 
