@@ -67,8 +67,9 @@ class Rows:
             )
             for members, writes, slot in groups
         )
-        shared = (self.take(x, rows) for x in (self.batch.token_ids, self.cos, self.sin))
-        return Pass(*shared, parts, kv, backend)
+        token_ids = self.take(self.batch.token_ids, rows)
+        cos, sin = self.take(self.cos, rows), self.take(self.sin, rows)
+        return Pass(token_ids, cos, sin, parts, kv, backend)
 
     def _part(self, rows: Members, writes: bool = True) -> ForwardBatch:
         """These rows as a batch of their own."""
