@@ -2,6 +2,11 @@
 
 `minifer.parcae.lab.tasks` makes the task and trains on it. Here one model a seed is read out at
 every depth; a question of k hops should be answered from about k loops on, and stay answered.
+
+Not all of it can be: where a row begins with the same permutation twice, the second position
+averages equal values, whatever the weights, and ends in the first one's state. With one hop that is
+wrong in 1/6 · 5/6 of the rows (a ∘ a = a for the identity alone): once all first answers are
+right, 31/36 of the second are the most.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from minifer.parcae.lab.fits import mean_and_spread
 from minifer.parcae.lab.tasks import RECIPE, accuracy_by_depth, train_task
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-RIGHT = 0.9  # the share of right answers from which a question counts as solved
+RIGHT = 0.5  # the share of right answers that counts; guessing has 1/6
 
 
 @dataclass(frozen=True)

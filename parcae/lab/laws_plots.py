@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from minifer.parcae.lab.fits import CurveFit, LogParabola
+from minifer.parcae.lab.laws_report import SHOWN_HOPS
 from minifer.parcae.lab.training_law import LAWS, training_loss
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def isoflop_figure(part: Data) -> Figure:
     axes.set_xlabel("μ, mean loops in training (run at T = μ)")
     axes.set_ylabel("validation loss, nats a token")
     seeds = sorted({point["seed"] for point in part["points"]})
-    axes.set_title(_seeds("measured here, noisy: one budget, loops or tokens", seeds))
+    axes.set_title(f"measured here, noisy: one budget, loops or tokens (seeds {seeds})")
     axes.legend(title="mean over seeds; small: each seed", frameon=False)
     return figure
 
@@ -196,13 +197,13 @@ def task_figure(part: Data) -> Figure:
     axes = figure.subplots()
     hops = len(part["solved_from"])
     mean, deviation = np.array(part["mean"]), np.array(part["spread"])
-    for k in range(hops):
+    for i, k in enumerate(k for k in range(hops) if k in SHOWN_HOPS):
         axes.errorbar(
             part["depths"],
             mean[:, k],
             yerr=deviation[:, k] if len(part["seeds"]) > 1 else None,
             color=colormaps["viridis"](0.9 * k / max(1, hops - 1)),
-            marker=_MARKERS[k % len(_MARKERS)],
+            marker=_MARKERS[i % len(_MARKERS)],
             markersize=5,
             linewidth=1.5,
             capsize=3,
@@ -213,7 +214,7 @@ def task_figure(part: Data) -> Figure:
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("share of right answers")
     axes.set_title(_seeds("measured here: products of permutations", part["seeds"]))
-    axes.legend(title="hops", frameon=False)
+    axes.legend(title="hops", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 

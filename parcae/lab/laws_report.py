@@ -15,6 +15,7 @@ NAMES = {
     "constant": "constant",
 }
 SHOWN = (1, 2, 3, 4, 6, 8, 12, 24)  # depths in the table
+SHOWN_HOPS = (0, 1, 2, 3, 5, 7, 9, 11)
 
 
 def markdown(data: Data, command: str) -> str:
@@ -220,16 +221,19 @@ def _isoflop(part: Data) -> list[str]:
 
 
 def _depth_task(part: Data) -> list[str]:
-    depths, hops = part["depths"], range(len(part["solved_from"]))
+    depths, solved_from = part["depths"], part["solved_from"]
+    hops = [k for k in range(len(solved_from)) if k in SHOWN_HOPS]
     rows = [
         [f"T = {depth}", *(_pm(mean[k], deviation[k], part, ".2f") for k in hops)]
         for depth, mean, deviation in zip(depths, part["mean"], part["spread"], strict=True)
     ]
-    solved = [f"{k}: T = {T}" if T else f"{k}: never" for k, T in enumerate(part["solved_from"])]
+    solved = [f"{k}: T = {T}" if T else f"{k}: never" for k, T in enumerate(solved_from)]
     return [
         "The product of a row of permutations, each position one hop from its neighbour's answer; "
         "a pure loop of one layer, trained with Poisson depths, μ = 8. Share of right answers by "
-        "loops and hops; guessing is right once in six.",
+        "loops and hops; guessing is right once in six. A row that begins with the same "
+        "permutation twice looks like one that begins with it once: of 1 hop, 31/36 = 0.86 can be "
+        "right where all of 0 hops are.",
         "",
         *table(["loops", *(f"{k} hops" for k in hops)], rows),
         "",
