@@ -15,7 +15,8 @@ import re
 from dataclasses import dataclass
 
 INJECTIONS = ("diagonal", "concat", "add")
-LOOP_BATCHING = ("continuous", "lockstep")
+# What ends a step: the share of its requests that must be through, at least one.
+LOOP_BATCHING = {"continuous": 0.0, "patient": 0.5, "lockstep": 1.0}
 
 _POLICY = re.compile(r"(full|terminal|cyclic-([1-9][0-9]*)|first-([1-9][0-9]*))")
 

@@ -8,6 +8,7 @@ from argparse import ArgumentTypeError
 from typing import Any
 
 from minifer.cli.parser import add_command
+from minifer.loops import LOOP_BATCHING
 
 
 def add(experiments: Any) -> None:
@@ -17,9 +18,8 @@ def add(experiments: Any) -> None:
         run,
         summary="requests of mixed depth in one batch: how often the core is read, counted",
         about="Requests take the depths in turn, a few at a time. Counts the applications of the "
-        "core when a step ends with its first request (continuous), with the k-th (patient-k, "
-        "which the engine does not have) and with its deepest (lockstep), beside what no order "
-        "can do without; and all weights read, in units of one core, prelude, coda and head "
+        "core when a step ends with its first request (continuous), with half of them (patient, "
+        "the default) and with its deepest (lockstep), beside what no order can do without; and all weights read, in units of one core, prelude, coda and head "
         "included. A small random model counts the same in the engine. No clock: for times run "
         "`minifer parcae tradeoff`.",
         examples=[
@@ -63,9 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     jobs = lab.workload(arguments.depths, arguments.requests, arguments.tokens)
     edge = lab.edge_of(PRESETS[arguments.model])
     rows = lab.table(jobs, arguments.seats, edge)
-    counted = {
-        name: lab.measure(jobs, arguments.seats, name) for name in ("continuous", "lockstep")
-    }
+    counted = {name: lab.measure(jobs, arguments.seats, name) for name in LOOP_BATCHING}
     simulated = {name: lab.simulate(jobs, arguments.seats, name) for name in counted}
     if counted != simulated:
         raise RuntimeError(f"the engine counts {counted}, the simulation {simulated}")
@@ -88,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             cells.append(f"{_cell(name, row.get(name)):>{len(name) + 2}}")
         print("".join(cells).rstrip())
     print()
-    print("The engine counts the same, continuous and lockstep.")
+    print("The engine counts the same.")
     return 0
 
 

@@ -111,8 +111,8 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     ),
     "loop_batching": (
         "",
-        "loop models: continuous: requests at any iteration share a step; lockstep: all wait for "
-        "the deepest",
+        "loop models: a step ends when one request is through (continuous), half of them "
+        "(patient) or all (lockstep)",
     ),
     "guards": ("", "a reply that repeats itself or changes its script: report it, or stop it too"),
     "debug": ("", "poison unused KV memory and check every invariant after every step; slow"),
@@ -125,7 +125,7 @@ _CHOICES = {
     "kv_write_policy": KV_WRITE_POLICIES,
     "kv_load_policy": KV_LOAD_POLICIES,
     "guards": GUARD_ACTIONS,
-    "loop_batching": LOOP_BATCHING,
+    "loop_batching": tuple(LOOP_BATCHING),
 }
 
 

@@ -36,7 +36,7 @@ class Setting:
     name: str
     depths: tuple[int, ...]
     exit_threshold: float | None = None
-    batching: str = "continuous"
+    batching: str = "patient"
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def mixed_requests():
 
 
 SCHEDULES = {
-    "continuous": {},
+    "continuous": {"loop_batching": "continuous"},
     "lockstep": {"loop_batching": "lockstep"},
     "small budget": {"max_num_batched_tokens": 20, "max_num_seqs": 3},
     "little memory": {"num_kv_blocks": 14},

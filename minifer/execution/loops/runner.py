@@ -10,12 +10,14 @@ grouped by iteration for attention alone. Four requests, two of depth 2 and two 
 
 A step ends as soon as a request is through (`loop_batching="continuous"`): it gets its next token,
 the others are suspended and go on in the next step. With "lockstep" a step ends with its deepest
-request: the four tokens of depth 2 would take 16 applications instead of 8. More steps are more
-reads of prelude, coda and head; `minifer.parcae.lab.depth_batching` counts both.
+request, and 12 applications do the same. But every step also reads prelude, coda and head, and
+ending one for each request makes many: by default ("patient") it ends when half of its requests
+are through. `minifer.parcae.lab.depth_batching` counts both kinds of reads.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +28,7 @@ from minifer.execution.loops.rows import Members, RowGroup, Rows, rows_of
 from minifer.execution.loops.state import Span, SuspendedLoops
 from minifer.execution.runner import ModelRunner
 from minifer.kv.step_input import StepInput
+from minifer.loops import LOOP_BATCHING
 from minifer.parcae.layers import Pass
 from minifer.parcae.model import turned_by
 
@@ -47,7 +50,7 @@ class LoopedRunner(ModelRunner):
     ) -> None:
         assert config.loop is not None  # `make_runner` has looked
         self.loop = config.loop
-        self.continuous = engine.loop_batching == "continuous"
+        self._through = LOOP_BATCHING[engine.loop_batching]
         self._blanks = engine.has_kv_tiers
         self.stats = LoopStats()
         super().__init__(model, config, engine, num_blocks)
@@ -98,8 +101,8 @@ class LoopedRunner(ModelRunner):
         for span in self._exits(active, before, after):
             span.looping = False
             self._fill(rows.step, span)
-        done = [rows.done(entry) for entry in range(len(rows.spans))]
-        return not any(done) if self.continuous else not all(done)
+        through = sum(rows.done(entry) for entry in range(len(rows.spans)))
+        return through < max(1, math.ceil(self._through * len(rows.spans)))
 
     def _pass(self, rows: Rows, members: Members, groups: list[RowGroup]) -> Pass:
         return rows.cut(members, groups, self.kv, self.backend)
