@@ -116,8 +116,8 @@ def test_a_question_is_solved_from_where_its_answers_stay_right() -> None:
     lost = [1.0, *([0.2] * (n - 2)), 1.0]  # what was right once does not count
     found = depth_task.summarise([result(s, [always, late, lost, never]) for s in (0, 1)])
     assert found.solved_from == (1, 3, depth_task.DEPTHS[-1], None)
-    unsure = depth_task.summarise([result(0, [always]), result(1, [late])])
-    assert unsure.solved_from == (3,) and unsure.mean[0] == (0.6,)
+    unsure = depth_task.summarise([result(0, [never]), result(1, [late])])
+    assert unsure.solved_from == (3,) and unsure.mean[2] == pytest.approx((0.575,))
     text = "\n".join(_depth_task(laws.task([result(0, [always, late, lost, never])])))
     assert "0: T = 1; 1: T = 3; 2: T = 16; 3: never." in text
 
