@@ -179,9 +179,10 @@ def nvidia_tool(name: str) -> str:
 
 def _compile(case: AotCase, target: str) -> Any:
     import triton
-    from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from minifer.kernels.compat import COMPILE_OPTIONS, INTERPRETED
 
     if INTERPRETED.value:
         raise RuntimeError("triton was imported with TRITON_INTERPRET=1 and compiles nothing")

@@ -27,6 +27,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import NVIDIA, AotCase
 from minifer.kernels.checks import check_range, check_same, check_tensor
 from minifer.kernels.compat import (
@@ -36,8 +38,6 @@ from minifer.kernels.compat import (
     to_dtype,
     wait_for_launcher,
 )
-from torch import Tensor
-
 from minifer.perf.costs import ElementBytes, OpCost, attended_pairs
 
 HIP = ("gfx942",)

@@ -21,6 +21,8 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import check_norm, check_product, check_range, check_tensor
 from minifer.kernels.compat import (
@@ -51,8 +53,6 @@ from minifer.kernels.products import (
     product_cases,
     store_rows,
 )
-from torch import Tensor
-
 from minifer.perf.costs import OpCost
 
 

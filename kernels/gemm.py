@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import check_product
 from minifer.kernels.compat import (
@@ -39,8 +41,6 @@ from minifer.kernels.products import (
     load_tile,
     product_case,
 )
-from torch import Tensor
-
 from minifer.perf.costs import OpCost
 
 

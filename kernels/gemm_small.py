@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import check_product
 from minifer.kernels.compat import launch_dependents, launch_options, to_dtype, wait_for_launcher
@@ -39,8 +41,6 @@ from minifer.kernels.products import (
     load_tile,
     product_cases,
 )
-from torch import Tensor
-
 from minifer.perf.costs import OpCost
 
 MOST_ROWS = 16

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import check_product, check_tensor
 from minifer.kernels.compat import launch_dependents, launch_options, wait_for_launcher
@@ -33,8 +35,6 @@ from minifer.kernels.products import (
     product_cases,
     store_rows,
 )
-from torch import Tensor
-
 from minifer.perf.costs import OpCost
 
 

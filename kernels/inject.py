@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import NVIDIA, TARGETS, AotCase
 from minifer.kernels.checks import check_range, check_tensor
 from minifer.kernels.compat import (
@@ -30,8 +32,6 @@ from minifer.kernels.compat import (
     to_dtype,
     wait_for_launcher,
 )
-from torch import Tensor
-
 from minifer.perf.costs import ElementBytes, OpCost
 
 

@@ -11,6 +11,8 @@ fused; beyond, a norm in every program would cost more than a kernel of its own.
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from minifer.kernels.checks import check_tensor
 from minifer.kernels.gate_up import gate_up, silu_mul
 from minifer.kernels.gemm import gemm
@@ -18,7 +20,6 @@ from minifer.kernels.gemm_small import MOST_ROWS, gemm_small
 from minifer.kernels.gemv import gemv
 from minifer.kernels.norm_gemv import norm_gemv
 from minifer.kernels.rms_norm import rms_norm
-from torch import Tensor
 
 
 def _rows(x: Tensor) -> int:

@@ -23,6 +23,8 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import check_norm, check_product
 from minifer.kernels.compat import launch_dependents, launch_options, to_dtype, wait_for_launcher
@@ -45,8 +47,6 @@ from minifer.kernels.products import (
     product_cases,
     store_rows,
 )
-from torch import Tensor
-
 from minifer.perf.costs import OpCost
 
 

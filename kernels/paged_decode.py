@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import NVIDIA, TARGETS, AotCase
 from minifer.kernels.checks import check_range, check_tensor
 from minifer.kernels.compat import (
@@ -47,8 +49,6 @@ from minifer.kernels.flash_attention import (
     flash_attention_reference,
     head_width,
 )
-from torch import Tensor
-
 from minifer.perf.costs import ElementBytes, OpCost
 
 MAX_SPLITS = 64  # the merge holds all parts of a head at once

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from minifer.kernels.aot import TARGETS, AotCase
-from minifer.kernels.compat import INTERPRETED, num_programs_at_once, to_dtype
 from torch import Tensor
 
+from minifer.kernels.aot import TARGETS, AotCase
+from minifer.kernels.compat import INTERPRETED, num_programs_at_once, to_dtype
 from minifer.perf.costs import OpCost
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from minifer.kernels.checks import check_range, check_tensor
 from torch import Tensor
+
+from minifer.kernels.checks import check_range, check_tensor
 
 _GROUPS = {8: (32, 64, 128), 4: (32, 64)}
 

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import check_range, check_tensor
 from minifer.kernels.compat import (
@@ -49,8 +51,6 @@ from minifer.kernels.products import (
 from minifer.kernels.quantization import check_group, dequantize
 from minifer.kernels.quantization import quantize_int4 as quantize_int4
 from minifer.kernels.quantization import quantize_int8 as quantize_int8
-from torch import Tensor
-
 from minifer.perf.costs import OpCost
 
 

@@ -26,11 +26,11 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import check_range, check_tensor
 from minifer.kernels.compat import INTERPRETED, launch_options
-from torch import Tensor
-
 from minifer.perf.costs import OpCost
 
 INTEGERS = (torch.int64, torch.int32)

@@ -27,14 +27,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from minifer.parcae.config import config_from_parcae, config_to_parcae
-from minifer.parcae.model import Parcae
 from torch import Tensor
 from tqdm import tqdm
 
 from minifer.config import ModelConfig
 from minifer.models.registry import format_of_architecture
 from minifer.models.rope import inverse_frequencies
+from minifer.parcae.config import config_from_parcae, config_to_parcae
+from minifer.parcae.model import Parcae
 from minifer.text.tokenizer import Tokenizer
 from minifer.weights.atomic import atomic_folder
 from minifer.weights.hf import load_config, pickled_files, save_hf, stored_tensors

@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from minifer.parcae.layers import Pass
-    from minifer.parcae.model import Parcae
-
     from minifer.execution.backend import Backend
     from minifer.execution.forward_batch import ForwardBatch
+    from minifer.parcae.layers import Pass
+    from minifer.parcae.model import Parcae
 
 DEPTHS = ("poisson", "poisson-batch", "constant")
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from minifer.parcae.injection import KINDS
-from minifer.parcae.layers import GATE_CHANNELS, Attention, Block, Group, Pass, StandIns
 from torch import Tensor, nn
 
 from minifer.config import ModelConfig
 from minifer.models.rope import RotaryEmbedding
 from minifer.models.transformer import Linear, RMSNorm, WeightPart
+from minifer.parcae.injection import KINDS
+from minifer.parcae.layers import GATE_CHANNELS, Attention, Block, Group, Pass, StandIns
 
 if TYPE_CHECKING:
     from minifer.execution.backend import Backend

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from minifer.parcae.layers import Pass
-from minifer.parcae.model import Parcae
 from torch import Tensor
 
 from minifer.execution.backend import Backend
 from minifer.execution.backends.dense import RowsBackend, row_batch
+from minifer.parcae.layers import Pass
+from minifer.parcae.model import Parcae
 
 
 @dataclass(frozen=True)

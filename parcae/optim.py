@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from minifer.parcae.model import Parcae
 from torch import Tensor, nn
+
+from minifer.parcae.model import Parcae
 
 OPTIMIZERS = ("adamw", "muon")
 _IN_BLOCKS = ("qkv_proj.weight", "o_proj.weight", "up_proj.weight", "down_proj.weight")

@@ -6,10 +6,10 @@ Source: https://arxiv.org/abs/2604.12946, tables 18 and 20.
 from __future__ import annotations
 
 import torch
-from minifer.parcae.model import Parcae
 
 from minifer.config import ModelConfig, RopeConfig
 from minifer.loops import LoopConfig
+from minifer.parcae.model import Parcae
 from minifer.weights.published import preset_called
 
 

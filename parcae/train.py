@@ -20,13 +20,13 @@ from typing import TextIO
 import numpy as np
 import torch
 import torch.nn.functional as F
-from minifer.parcae.depth import DEPTHS, Unrolled, sample_depths, unroll
-from minifer.parcae.model import Parcae
-from minifer.parcae.optim import OPTIMIZERS, Optimizer
 from torch import Tensor
 
 from minifer.execution.backend import Backend
 from minifer.execution.backends.dense import RowsBackend, row_batch
+from minifer.parcae.depth import DEPTHS, Unrolled, sample_depths, unroll
+from minifer.parcae.model import Parcae
+from minifer.parcae.optim import OPTIMIZERS, Optimizer
 
 # int64 [B, S + 1], each row's next tokens the targets; or inputs and targets, int64 [B, S] each,
 # where a target of −100 does not count.

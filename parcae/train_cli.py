@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from minifer.loops import INJECTIONS
 from minifer.parcae.depth import DEPTHS
 from minifer.parcae.lab.data import help_topics, sample_rows
 from minifer.parcae.lab.models import lab_model
@@ -28,10 +32,6 @@ from minifer.parcae.monitor import loss_by_depth
 from minifer.parcae.optim import OPTIMIZERS
 from minifer.parcae.presets import PRESETS, create_model
 from minifer.parcae.train import Recipe, StepRecord, train
-from torch import Tensor
-from tqdm import tqdm
-
-from minifer.loops import INJECTIONS
 from minifer.text.help_topics import sections, split
 from minifer.weights.hf import save_hf
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
 from minifer.kernels.mode import interpret_without_gpu
 
 # The models of the tests are so small that handing work to a second thread costs more than the

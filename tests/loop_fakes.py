@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from minifer.parcae.model import Parcae
 from torch import Tensor
 
 from minifer.config import EngineConfig, ModelConfig
@@ -18,6 +17,7 @@ from minifer.execution.backend import TorchBackend
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.reference import DenseBackend, sequence_batch
 from minifer.loops import LoopConfig, LoopKVPolicy
+from minifer.parcae.model import Parcae
 
 
 def loop_model_config(**changes) -> ModelConfig:

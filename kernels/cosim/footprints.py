@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from minifer.kernels.cosim.vector_clocks import UNWRITTEN, Access, Race
 from torch import Tensor
+
+from minifer.kernels.cosim.vector_clocks import UNWRITTEN, Access, Race
 
 Elements = Mapping[str, np.ndarray]  # buffer → flat elements
 

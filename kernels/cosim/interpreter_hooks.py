@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+
 from minifer.kernels.compat import INTERPRETED, TRITON_VERSION
 
 _LOAD, _STORE, _ATOMIC = "create_masked_load", "create_masked_store", "create_atomic_rmw"

@@ -31,10 +31,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
+
 from minifer.kernels.cosim.footprints import Footprints, Listing, Stray
 from minifer.kernels.cosim.interpreter_hooks import launch, unsupported
 from minifer.kernels.cosim.vector_clocks import Access, Race, VectorClocks
-from torch import Tensor
 
 STRATEGIES = ("random", "priority")
 # Equal polls in a row with nothing between them: after so many a program lets all others go

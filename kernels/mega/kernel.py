@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from minifer.kernels.compat import nanoseconds, signal
 from minifer.kernels.mega.isa import WORDS, Op
 from minifer.kernels.mega.ops import STRIDE, address, attention, embed, merge, pick, wait_for

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from minifer.config import ModelConfig
 from minifer.kernels.aot import AotCase
 from minifer.kernels.checks import FLOATS, check_same, check_tensor
 from minifer.kernels.compat import (
@@ -25,9 +28,6 @@ from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import MODELS, decode_shape
 from minifer.kernels.mega.tiles import Tiles, constants, stages_for
 from minifer.kernels.mega.weights import Weights, check_alignment, pointers
-from torch import Tensor
-
-from minifer.config import ModelConfig
 
 _DRAWS = {"seeds": "SEED", "indices": "INDEX", "temperatures": "TEMPERATURE"}
 NVIDIA = not INTERPRETED.value and torch.version.hip is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from minifer.kernels.compat import nanoseconds, to_dtype, wait_ge
 from minifer.kernels.mega.isa import COUNTER_STRIDE
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from minifer.kernels.compat import prefetch_l2, to_dtype
 from minifer.kernels.mega.isa import Op
 from minifer.kernels.mega.ops import address, wait_for

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from minifer.kernels.mega.coverage import describe
 from minifer.kernels.mega.isa import Instruction, Op, Region, buffers, regions
 from minifer.kernels.mega.schedule import Schedule
-from torch import Tensor
 
 Buffers = dict[str, Tensor]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from minifer.kernels.mega.isa import DecodeShape
-
 from minifer.config import ModelConfig, RopeConfig
+from minifer.kernels.mega.isa import DecodeShape
 
 # Shapes only, for schedules, models of time and benchmarks with random weights. Sources: each
 # model's config.json on the Hugging Face hub; minifer-tiny is bundled.

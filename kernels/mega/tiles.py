@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
 from minifer.kernels.mega.isa import DecodeShape
 from minifer.kernels.mega.schedule import Schedule
 

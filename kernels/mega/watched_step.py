@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+
 from minifer.kernels.cosim.footprints import Elements, Listing
 from minifer.kernels.cosim.simulate import CosimResult, Interleaving, cosimulate
 from minifer.kernels.mega.coverage import describe

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from minifer.kernels.checks import check_same, check_tensor
 from minifer.kernels.mega.isa import DecodeShape
-from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from tqdm import tqdm
+
 from minifer.parcae.lab.data import sample_rows
 from minifer.parcae.model import Parcae
 from minifer.parcae.monitor import loss_by_depth
 from minifer.parcae.presets import create_model
 from minifer.parcae.train import Recipe, StepRecord, train, write_log
-from torch import Tensor
-from tqdm import tqdm
-
 from minifer.perf import bench
 from minifer.text.byte_tokenizer import byte_tokenizer
 from minifer.text.help_topics import sections, split

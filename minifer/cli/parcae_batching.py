@@ -19,9 +19,9 @@ def add(experiments: Any) -> None:
         summary="requests of mixed depth in one batch: how often the core is read, counted",
         about="Requests take the depths in turn, a few at a time. Counts the applications of the "
         "core when a step ends with its first request (continuous), with half of them (patient, "
-        "the default) and with its deepest (lockstep), beside what no order can do without; and all weights read, in units of one core, prelude, coda and head "
-        "included. A small random model counts the same in the engine. No clock: for times run "
-        "`minifer parcae tradeoff`.",
+        "the default) and with its deepest (lockstep), beside what no order can do without; and "
+        "all weights read, in units of one core, prelude, coda and head included. A small random "
+        "model counts the same in the engine. No clock: for times run `minifer parcae tradeoff`.",
         examples=[
             ("parcae batching", "depths 1, 2, 4 and 8 on 8 seats"),
             ("parcae batching --depths 7,8", "where waiting a little reads less"),

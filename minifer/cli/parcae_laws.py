@@ -33,13 +33,13 @@ def add(experiments: Any) -> None:
             ("parcae laws --quick", "a few steps of everything: does it run?"),
         ],
         code=[
-            ("parcae/lab/fits.py", "curves through points, without an optimiser"),
-            ("parcae/lab/depth_law.py", "loss by depth of trained tiny models"),
-            ("parcae/lab/training_law.py", "the published law as functions"),
-            ("parcae/lab/flops.py", "FLOPs of a training token, tables left out"),
-            ("parcae/lab/isoflop.py", "a budget, spent on loops or on tokens"),
-            ("parcae/lab/depth_task.py", "accuracy by hops and loops"),
-            ("parcae/lab/counter_evidence.py", "what speaks against the headline"),
+            ("parcae/lab/laws/fits.py", "curves through points, without an optimiser"),
+            ("parcae/lab/laws/depth_law.py", "loss by depth of trained tiny models"),
+            ("parcae/lab/laws/training_law.py", "the published law as functions"),
+            ("parcae/lab/laws/flops.py", "FLOPs of a training token, tables left out"),
+            ("parcae/lab/laws/isoflop.py", "a budget, spent on loops or on tokens"),
+            ("parcae/lab/laws/depth_task.py", "accuracy by hops and loops"),
+            ("parcae/lab/laws/counter_evidence.py", "what speaks against the headline"),
         ],
         prog="minifer parcae",
     )
@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
     from tqdm import tqdm
 
-    from minifer.parcae.lab import laws
-    from minifer.parcae.lab.laws_plots import save_plots
-    from minifer.parcae.lab.laws_report import markdown
+    from minifer.parcae.lab.laws import study as laws
+    from minifer.parcae.lab.laws.plots import save_plots
+    from minifer.parcae.lab.laws.report import markdown
 
     parts = [part for part in PARTS if arguments.part is None or part in arguments.part]
     seeds = arguments.seeds or (laws.SEEDS[:1] if arguments.quick else laws.SEEDS)

@@ -16,7 +16,7 @@ from minifer.cli.parser import add_command
 from minifer.cli.session import note
 
 if TYPE_CHECKING:
-    from minifer.parcae.lab.stability_report import Study
+    from minifer.parcae.lab.stability.report import Study
 
 PARTS = ("forced", "sweep")
 NAME = "parcae_stability"  # of the files
@@ -39,9 +39,9 @@ def add(experiments: Any) -> None:
             ("parcae stability --out results", "all, in minutes; JSON, Markdown, CSV and figures"),
         ],
         code=[
-            ("parcae/lab/stability.py", "the argument, and the forced part"),
-            ("parcae/lab/bounds.py", "the bound, from the weights"),
-            ("parcae/lab/sweep.py", "the trained part"),
+            ("parcae/lab/stability/forced.py", "the argument, and the forced part"),
+            ("parcae/lab/stability/bounds.py", "the bound, from the weights"),
+            ("parcae/lab/stability/sweep.py", "the trained part"),
         ],
         prog="minifer parcae",
     )
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         if find_spec("matplotlib") is None:
             raise RuntimeError('--out draws with matplotlib: pip install "minifer[course]"')
     done = _study(arguments)
-    from minifer.parcae.lab.stability_tables import tables
+    from minifer.parcae.lab.stability.tables import tables
 
     print(tables(done), end="")
     if arguments.out is not None:
@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _study(arguments: argparse.Namespace) -> Study:
     from tqdm import tqdm
 
-    from minifer.parcae.lab.stability_report import study
-    from minifer.parcae.lab.sweep import full_plan, quick_plan
+    from minifer.parcae.lab.stability.report import study
+    from minifer.parcae.lab.stability.sweep import full_plan, quick_plan
 
     chosen = {"seeds": arguments.seeds, "steps": arguments.steps}
     given = {name: value for name, value in chosen.items() if value is not None}
@@ -115,9 +115,9 @@ def _command(arguments: argparse.Namespace) -> str:
 
 
 def _write(done: Study, folder: Path) -> None:
-    from minifer.parcae.lab import stability_plots as plots
-    from minifer.parcae.lab.stability_report import as_json, curves
-    from minifer.parcae.lab.stability_tables import document
+    from minifer.parcae.lab.stability import plots
+    from minifer.parcae.lab.stability.report import as_json, curves
+    from minifer.parcae.lab.stability.tables import document
 
     folder.mkdir(parents=True, exist_ok=True)
     data = json.dumps(as_json(done), indent=1, ensure_ascii=False, allow_nan=False)

@@ -66,7 +66,12 @@ def beginning(body: str, limit: int = 400) -> str:
     return kept
 
 
+def held_out(texts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Every sixteenth section: what nobody trains on."""
+    return texts[7::16]
+
+
 def split(texts: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """Token streams to train on and to test on: every sixteenth section is held out."""
-    held_out = texts[7::16]
-    return token_stream([t for t in texts if t not in held_out]), token_stream(held_out)
+    """Token streams to train on and to test on."""
+    unseen = held_out(texts)
+    return token_stream([t for t in texts if t not in unseen]), token_stream(unseen)

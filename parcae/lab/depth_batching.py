@@ -34,10 +34,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from minifer.parcae.costs import parameters
-
 from minifer.config import EngineConfig, ModelConfig
 from minifer.loops import LOOP_BATCHING
+from minifer.parcae.costs import parameters
 
 
 @dataclass(frozen=True)
@@ -143,9 +142,8 @@ def measure(jobs: Sequence[Job], seats: int, batching: str = "continuous", seed:
 
     A request is added before the first step at or after its arrival.
     """
-    from minifer.parcae.lab.models import lab_model
-
     from minifer.engine import Engine
+    from minifer.parcae.lab.models import lab_model
     from minifer.request import SamplingParams
 
     deepest = max(job.depth for job in jobs)

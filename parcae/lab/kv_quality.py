@@ -27,15 +27,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from minifer.parcae.costs import kv_bytes_per_token
-from minifer.parcae.lab.teacher_forcing import Forced, force
-from minifer.parcae.model import turned_by
 from torch import Tensor
 
 from minifer.config import EngineConfig
 from minifer.engine import Engine
 from minifer.execution.backends.dense import RowsBackend, row_batch
 from minifer.loops import LoopKVPolicy
+from minifer.parcae.costs import kv_bytes_per_token
+from minifer.parcae.lab.teacher_forcing import Forced, force
+from minifer.parcae.model import turned_by
 from minifer.sampling_params import SamplingParams
 
 POLICIES = ("full", "first-4", "first-2", "first-1", "cyclic-4", "cyclic-2", "terminal")

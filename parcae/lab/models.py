@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from minifer.parcae.model import Parcae
-
 from minifer.config import ModelConfig, RopeConfig
 from minifer.loops import LoopConfig
+from minifer.parcae.model import Parcae
 
 
 def lab_model(

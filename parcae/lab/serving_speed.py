@@ -31,12 +31,22 @@ UNITS = {"tokens_per_second": "tokens/s", "tokens_per_cpu_second": "tokens/s"}
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to ask. depths: num_loops of the requests, in turn. batching: `loop_batching`."""
+    """One way to ask, and to answer.
 
-    name: str
+    workload: what is asked, by name. depths: num_loops of the requests, in turn. batching:
+    `loop_batching` of the engine.
+    """
+
+    workload: str
     depths: tuple[int, ...]
     exit_threshold: float | None = None
-    batching: str = "patient"
+    batching: str = EngineConfig.loop_batching
+
+    @property
+    def name(self) -> str:
+        """The workload; with the batching where it is not the engine's default."""
+        usual = self.batching == EngineConfig.loop_batching
+        return self.workload if usual else f"{self.workload}, {self.batching}"
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ import itertools
 from collections.abc import Callable, Iterable
 
 import torch
+from torch import Tensor
+
 from minifer.parcae.lab.models import lab_model
 from minifer.parcae.model import Parcae
 from minifer.parcae.monitor import logits_by_depth
 from minifer.parcae.train import Recipe, StepRecord, train
-from torch import Tensor
 
 # Three permutations of three things: 0 … 5 in lexicographic order.
 PERMUTATIONS: tuple[tuple[int, ...], ...] = tuple(itertools.permutations(range(3)))

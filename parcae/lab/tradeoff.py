@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from minifer.parcae.costs import decode_cost, parameters
 from minifer.parcae.lab import kv_quality
 from minifer.parcae.lab.kv_quality import Exit, Row
 from minifer.parcae.lab.serving_speed import Setting, Traffic, measure
 from minifer.parcae.lab.teacher_forcing import force
 from minifer.parcae.presets import PRESETS
-from torch import Tensor
-
 from minifer.perf.bench import BenchmarkResult
 from minifer.text.byte_tokenizer import VOCAB_SIZE
 from minifer.text.help_topics import sections, split

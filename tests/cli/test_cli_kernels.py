@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from minifer.cli import main
 from minifer.kernels import aot_report
 from minifer.kernels.aot import CompiledKernel
 from minifer.kernels.aot_report import AotReport
-
-from minifer.cli import main
 
 Capture = pytest.CaptureFixture[str]
 GOOD = CompiledKernel(

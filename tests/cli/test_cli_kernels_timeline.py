@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from minifer.parcae.presets import PRESETS
 
 from minifer.cli import main
+from minifer.parcae.presets import PRESETS
 from minifer.perf.devices import find_device
 from minifer.perf.timeline import loop_tables, tables
 from minifer.perf.timeline.gantt import Panel

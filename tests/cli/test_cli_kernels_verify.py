@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from minifer.kernels.mega.mutants import MUTANTS
 
 from minifer.cli import main
+from minifer.kernels.mega.mutants import MUTANTS
 
 Capture = pytest.CaptureFixture[str]
 TINY = ["kernels", "verify", "--model", "minifer-tiny", "--programs", "4", "--batch", "2"]

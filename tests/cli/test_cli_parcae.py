@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from minifer.parcae.lab import stability_report
-from minifer.parcae.lab.stability import forced_radius
-from minifer.parcae.lab.stability_report import Study
-from minifer.parcae.lab.sweep import PUBLISHED, Run, full_plan, quick_plan, train_run
 
 import minifer
 from minifer.cli import main, parcae_stability
+from minifer.parcae.lab.stability import report as stability_report
+from minifer.parcae.lab.stability.forced import forced_radius
+from minifer.parcae.lab.stability.report import Study
+from minifer.parcae.lab.stability.sweep import PUBLISHED, Run, full_plan, quick_plan, train_run
 
 ROOT = Path(minifer.__file__).parents[1]
 Capture = pytest.CaptureFixture[str]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from minifer.kernels.mega.shapes import MODELS
 
+from minifer.kernels.mega.shapes import MODELS
 from minifer.perf.gpu.kernel_cases import groups
 from minifer.perf.gpu.kernels import TOLERANCE, relative_errors
 

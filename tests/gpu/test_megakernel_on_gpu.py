@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from minifer.execution.backends.megakernel import weights_of
 from minifer.kernels.mega.launch import (
     Megakernel,
     MegakernelError,
@@ -16,8 +18,6 @@ from minifer.kernels.mega.launch import (
 from minifer.kernels.mega.mutants import mutate
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import decode_shape
-
-from minifer.execution.backends.megakernel import weights_of
 from minifer.perf.gpu.cell import Cell, DecodeCase, DenseBackend, build_case
 from minifer.perf.gpu.report import TRACE, environment
 from minifer.perf.gpu.rungs import mega_rope

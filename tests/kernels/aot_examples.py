@@ -7,6 +7,7 @@ from collections.abc import ItemsView, Iterator
 
 import triton
 import triton.language as tl
+
 from minifer.kernels.aot import AotCase
 
 

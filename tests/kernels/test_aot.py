@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import triton
+
 from minifer.kernels.aot import NVIDIA, SHARED_LIMIT, TARGETS, CompiledKernel
 from minifer.kernels.aot_report import compile_kernels
 from minifer.kernels.registry import KERNELS, cases

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from minifer.kernels import aot, registry
 from minifer.kernels.aot import SHARED_LIMIT, CompiledKernel, compile_case
 from minifer.kernels.aot_report import compile_kernels

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from minifer.kernels.checks import check_product, check_same, check_tensor
 
 X, WEIGHT = torch.ones(3, 4), torch.ones(5, 4)

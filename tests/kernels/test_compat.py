@@ -14,9 +14,10 @@ from compat_kernels import (
     two_clocks,
     wait_then_read,
 )
+from triton import language as tl
+
 from minifer.kernels.aot import NVIDIA, TARGETS, CompiledKernel
 from minifer.kernels.aot_report import compile_kernels
-from triton import language as tl
 
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 BLOCK = 1024

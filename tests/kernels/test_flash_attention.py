@@ -6,6 +6,8 @@ import pytest
 import torch
 from attention_helpers import assert_attended, forget, requests
 from kernel_helpers import Poison
+
+from minifer.execution.attention import dense_attention
 from minifer.kernels.flash_attention import (
     Tiles,
     flash_attention,
@@ -15,8 +17,6 @@ from minifer.kernels.flash_attention import (
     interpreter_tiles,
 )
 from minifer.kernels.mega.shapes import MODELS
-
-from minifer.execution.attention import dense_attention
 from minifer.perf.costs import attended_pairs, step_cost
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

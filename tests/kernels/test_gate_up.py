@@ -3,6 +3,8 @@
 import pytest
 import torch
 from kernel_helpers import Poison, assert_rounded, random_tensor
+
+from minifer.execution.backend import TorchBackend
 from minifer.kernels.gate_up import (
     gate_up,
     gate_up_cost,
@@ -14,8 +16,6 @@ from minifer.kernels.gate_up import (
     silu_mul_reference,
 )
 from minifer.kernels.products import GPUS
-
-from minifer.execution.backend import TorchBackend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-5

@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 from kernel_helpers import check_linear
+
 from minifer.kernels.gemm import (
     GemmTiles,
     gemm,

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_helpers import check_linear, random_tensor
+
 from minifer.kernels.gemm_small import (
     gemm_small,
     gemm_small_cost,

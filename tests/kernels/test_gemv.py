@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernel_helpers import Poison, assert_rounded, random_tensor
+
 from minifer.kernels.gemv import gemv, gemv_cost, gemv_reference, gemv_tiles
 from minifer.kernels.products import GPUS, Tiles
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_helpers import Poison, assert_rounded, random_tensor
+from torch import Tensor
+
+from minifer.execution.backend import TorchBackend
 from minifer.kernels.inject import (
     Tiles,
     inject,
@@ -12,9 +15,6 @@ from minifer.kernels.inject import (
     inject_reference,
     inject_tiles,
 )
-from torch import Tensor
-
-from minifer.execution.backend import TorchBackend
 from minifer.perf.costs import ElementBytes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from kernel_helpers import assert_rounded, random_tensor
-from minifer.kernels import linear as products
-from minifer.kernels.quantized_gemv import quantize_int8, quantized_gemv
 
 from minifer.execution.backend import TorchBackend
+from minifer.kernels import linear as products
+from minifer.kernels.quantized_gemv import quantize_int8, quantized_gemv
 
 EPS = 1e-5
 CHOSEN = {

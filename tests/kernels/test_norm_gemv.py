@@ -3,13 +3,13 @@
 import pytest
 import torch
 from kernel_helpers import Poison, assert_rounded, random_tensor
+
+from minifer.execution.backend import TorchBackend
 from minifer.kernels.gemm_small import gemm_small, gemm_small_tiles
 from minifer.kernels.gemv import gemv, gemv_tiles
 from minifer.kernels.norm_gemv import norm_gemv, norm_gemv_cost, norm_gemv_reference
 from minifer.kernels.products import GPUS
 from minifer.kernels.rms_norm import rms_norm
-
-from minifer.execution.backend import TorchBackend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-5

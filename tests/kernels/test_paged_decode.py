@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_helpers import assert_attended, forget, requests
 from kernel_helpers import Poison
+
 from minifer.kernels.paged_decode import (
     Tiles,
     decode_partials,

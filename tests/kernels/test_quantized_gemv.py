@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernel_helpers import Poison, assert_rounded, random_tensor
+
 from minifer.kernels.products import GPUS, Tiles
 from minifer.kernels.quantization import dequantize, quantize_int4, quantize_int8
 from minifer.kernels.quantized_gemv import (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_helpers import Poison, assert_rounded, random_tensor
+
+from minifer.execution.backend import TorchBackend
 from minifer.kernels.mega.shapes import MODELS
 from minifer.kernels.rms_norm import (
     MAX_WIDTH,
@@ -15,8 +17,6 @@ from minifer.kernels.rms_norm import (
     rms_norm_cost,
     rms_norm_reference,
 )
-
-from minifer.execution.backend import TorchBackend
 from minifer.perf.costs import decode_cost
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

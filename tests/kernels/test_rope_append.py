@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_helpers import Poison, assert_rounded, random_tensor
+
+from minifer.execution.backend import TorchBackend
+from minifer.execution.kv_storage import write_kv
 from minifer.kernels.mega.shapes import MODELS
 from minifer.kernels.rope_append import (
     rope_append,
@@ -12,9 +15,6 @@ from minifer.kernels.rope_append import (
     rope_append_reference,
     rope_tiles,
 )
-
-from minifer.execution.backend import TorchBackend
-from minifer.execution.kv_storage import write_kv
 from minifer.perf.costs import decode_cost
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

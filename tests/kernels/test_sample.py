@@ -10,6 +10,8 @@ import pytest
 import torch
 from execution import sampling_helpers as sampler  # its `draw` runs the `Sampler`
 from kernel_helpers import Poison, random_tensor
+
+from minifer.execution.noise import vocabulary_noise
 from minifer.kernels.sample import (
     GPU_TILES,
     Tiles,
@@ -17,8 +19,6 @@ from minifer.kernels.sample import (
     sample_cost,
     sample_reference,
 )
-
-from minifer.execution.noise import vocabulary_noise
 
 FIELDS = ("temperature", "top_k", "top_p")
 

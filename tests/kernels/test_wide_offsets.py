@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from kernel_helpers import random_tensor
+from torch import Tensor
+
 from minifer.kernels.flash_attention import flash_attention
 from minifer.kernels.inject import inject
 from minifer.kernels.paged_decode import paged_decode
@@ -18,7 +20,6 @@ from minifer.kernels.products import load_tile
 from minifer.kernels.rms_norm import rms_norm
 from minifer.kernels.rope_append import rope_append
 from minifer.kernels.sample import sample
-from torch import Tensor
 
 HALF, C = 2**31, 16
 FAR = 2**30  # twice this is too much for 32 bits

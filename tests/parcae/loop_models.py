@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from minifer.parcae.model import Parcae
 from parcae_float64 import Float64Parcae
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
 from minifer.execution.reference import DenseBackend
 from minifer.loops import LoopConfig
+from minifer.parcae.model import Parcae
 
 VOCAB = 29
 

@@ -10,15 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from minifer.parcae.checkpoint import (
-    config_from_parcae,
-    convert_checkpoint,
-    read_bin,
-    read_tensors,
-    read_tokenizer,
-)
-from minifer.parcae.model import Parcae
-from minifer.parcae.presets import PRESETS
 from parcae_float64 import Float64Parcae
 from published import (
     SIZES,
@@ -36,6 +27,15 @@ from torch import Tensor
 from minifer import LLM, SamplingParams
 from minifer.cli import main
 from minifer.execution.reference import reference_generate, reference_logits
+from minifer.parcae.checkpoint import (
+    config_from_parcae,
+    convert_checkpoint,
+    read_bin,
+    read_tensors,
+    read_tokenizer,
+)
+from minifer.parcae.model import Parcae
+from minifer.parcae.presets import PRESETS
 from minifer.text.byte_tokenizer import byte_tokenizer
 from minifer.weights.hf import load_hf, save_hf
 from minifer.weights.loading import load_weights

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from minifer.parcae.costs import GATE_CHANNELS, decode_cost, kv_bytes_per_token, parameters
-from minifer.parcae.presets import PRESETS, create_model
 
 from minifer.config import ModelConfig
 from minifer.loops import LoopConfig
+from minifer.parcae.costs import GATE_CHANNELS, decode_cost, kv_bytes_per_token, parameters
+from minifer.parcae.presets import PRESETS, create_model
 from minifer.perf.costs import ElementBytes
 
 MIB = 1024**2

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_models import VOCAB, loop_model
-from minifer.parcae.depth import Unrolled, sample_depths, split_depths, unroll
-from minifer.parcae.model import Parcae
 from torch import Tensor
 
 from minifer.execution.backends.dense import RowsBackend, row_batch
+from minifer.parcae.depth import Unrolled, sample_depths, split_depths, unroll
+from minifer.parcae.model import Parcae
 
 LENGTH = 5
 

@@ -6,6 +6,9 @@ import json
 import random
 
 import pytest
+
+from minifer.cli import main
+from minifer.loops import LOOP_BATCHING
 from minifer.parcae.lab.depth_batching import (
     Count,
     Job,
@@ -17,9 +20,6 @@ from minifer.parcae.lab.depth_batching import (
     workload,
 )
 from minifer.parcae.presets import PRESETS
-
-from minifer.cli import main
-from minifer.loops import LOOP_BATCHING
 
 # Two requests of depth 2 with four tokens, two of depth 4 with two: eight loops each.
 DIAGRAM = [Job(2, 4), Job(2, 4), Job(4, 2), Job(4, 2)]

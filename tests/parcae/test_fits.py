@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from minifer.parcae.lab.fits import (
+
+from minifer.parcae.lab.laws.fits import (
     FORMS,
     LogParabola,
     beyond_error,

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_models import dense_batch, dense_logits, loop_config, loop_model, some_tokens
-from minifer.parcae.injection import KINDS, DiagonalInjection
-from minifer.parcae.model import Parcae
 
 from minifer.execution.backend import TorchBackend
 from minifer.execution.reference import DenseBackend
+from minifer.parcae.injection import KINDS, DiagonalInjection
+from minifer.parcae.model import Parcae
 
 BACKEND = TorchBackend()
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from minifer.execution.backends.dense import RowsBackend, row_batch
 from minifer.parcae.depth import sample_depths, unroll
-from minifer.parcae.lab import depth_law, isoflop
-from minifer.parcae.lab.flops import public_script_flops, training_flops, unrolled_parameters
-from minifer.parcae.lab.isoflop import (
+from minifer.parcae.lab.laws import depth_law, isoflop
+from minifer.parcae.lab.laws.flops import public_script_flops, training_flops, unrolled_parameters
+from minifer.parcae.lab.laws.isoflop import (
     IsoFlopJob,
     IsoFlopPoint,
     by_budget,
@@ -22,9 +25,6 @@ from minifer.parcae.lab.isoflop import (
 )
 from minifer.parcae.lab.models import lab_model
 from minifer.parcae.presets import PRESETS
-from torch.utils.flop_counter import FlopCounterMode
-
-from minifer.execution.backends.dense import RowsBackend, row_batch
 
 SMALL, MEDIUM = PRESETS["parcae-140m"], PRESETS["parcae-370m"]
 

@@ -16,18 +16,18 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import minifer.parcae
 import pytest
 import torch
 from fakes import run_engine
 from loop_models import dense_logits, loop_engine, loop_model, some_tokens
-from minifer.parcae.monitor import loss_by_depth
 
 import minifer
 import minifer.cli
+import minifer.parcae
 from minifer import SamplingParams
 from minifer.execution.reference import reference_generate
 from minifer.loops import LoopConfig
+from minifer.parcae.monitor import loss_by_depth
 from minifer.text.tokenizer import Tokenizer
 
 ROOT = Path(minifer.__file__).parents[1]

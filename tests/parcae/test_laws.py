@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from minifer.parcae.lab.counter_evidence import (
+
+from minifer.parcae.lab.laws.counter_evidence import (
     DEPTH_CURVES,
     equivalent_parameters,
     rows_that_lose,
     split_from,
 )
-from minifer.parcae.lab.fits import fit_power_law
-from minifer.parcae.lab.training_law import (
+from minifer.parcae.lab.laws.fits import fit_power_law
+from minifer.parcae.lab.laws.training_law import (
     BUDGETS,
     COMPARISONS,
     ISOFLOP_ROWS,

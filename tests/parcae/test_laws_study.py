@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from minifer.parcae.lab import depth_law, depth_task, laws, laws_plots
-from minifer.parcae.lab.depth_law import DEPTHS, DepthCurve, DepthJob, fit_forms, group
-from minifer.parcae.lab.depth_task import TaskJob, TaskResult
-from minifer.parcae.lab.laws_report import _depth_task, depth_findings, markdown
-from minifer.parcae.lab.pool import run_all
 
 from minifer import cli
 from minifer.cli import parcae_laws
+from minifer.parcae.lab.laws import depth_law, depth_task
+from minifer.parcae.lab.laws import plots as laws_plots
+from minifer.parcae.lab.laws import study as laws
+from minifer.parcae.lab.laws.depth_law import DEPTHS, DepthCurve, DepthJob, fit_forms, group
+from minifer.parcae.lab.laws.depth_task import TaskJob, TaskResult
+from minifer.parcae.lab.laws.report import _depth_task, depth_findings, markdown
+from minifer.parcae.lab.pool import run_all
 
 
 @pytest.fixture(scope="module", autouse=True)

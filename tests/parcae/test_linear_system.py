@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_models import dense_batch, loop_config, loop_model, some_tokens
-from minifer.parcae.model import Parcae
 
 from minifer.execution.reference import DenseBackend
+from minifer.parcae.model import Parcae
 
 DECAY, INPUT = 0.4472136, 0.8047190  # √(1/5) and −ln √(1/5)
 

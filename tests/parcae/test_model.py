@@ -20,12 +20,12 @@ from loop_models import (
     published_weights,
     some_tokens,
 )
-from minifer.parcae import create_model
-from minifer.parcae.model import Parcae, turned_by
 from parcae_float64 import Float64Decode
 
 from minifer.execution.reference import DenseBackend
 from minifer.loops import INJECTIONS, LoopConfig
+from minifer.parcae import create_model
+from minifer.parcae.model import Parcae, turned_by
 
 LAYOUTS = [(2, 2, 2), (1, 2, 1), (0, 1, 0), (2, 3, 2)]
 TOLERANCE = 1e-5

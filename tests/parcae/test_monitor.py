@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_models import VOCAB, dense_logits, float64, loop_model
-from minifer.parcae.lab.models import lab_model
-from minifer.parcae.monitor import logits_by_depth, loss_by_depth, state_trace
 from parcae_float64 import Float64Decode, rms_norm
 from torch import Tensor
+
+from minifer.parcae.lab.models import lab_model
+from minifer.parcae.monitor import logits_by_depth, loss_by_depth, state_trace
 
 ROWS = torch.randint(0, VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+
+import minifer
 from minifer.parcae.checkpoint import config_from_parcae
 from minifer.parcae.model import Parcae
 from minifer.parcae.presets import PRESETS, create_model
 from minifer.parcae.train import Recipe, train
-from safetensors import safe_open
-
-import minifer
 from minifer.text.help_topics import sections, split
 from minifer.text.tokenizer import Tokenizer
 from minifer.weights.hf import load_hf

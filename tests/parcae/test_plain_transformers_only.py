@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from loop_models import loop_config
-from minifer.kernels.mega.shapes import MODELS, decode_shape
 
 from minifer.config import ModelConfig
 from minifer.execution.backends.megakernel import tile_of
+from minifer.kernels.mega.shapes import MODELS, decode_shape
 from minifer.models.registry import ARCHITECTURES, FORMATS, build_model, by_path
 from minifer.models.transformer import Transformer
 from minifer.perf import costs

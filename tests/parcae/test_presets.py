@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from minifer.parcae import PRESETS, Parcae, create_model
-from minifer.parcae.model import Parcae as SameParcae
 from published import SIZES
 
 from minifer.loops import LoopConfig
+from minifer.parcae import PRESETS, Parcae, create_model
+from minifer.parcae.model import Parcae as SameParcae
 
 # wte, value embeddings, each stack, injection, readout, the two norms between them.
 SPLIT = {

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from minifer.parcae.checkpoint import config_from_parcae, config_to_parcae
-from minifer.parcae.presets import PRESETS
 from published import SIZES, published_config, small_config
 
 from minifer.config import ModelConfig, RopeConfig
 from minifer.loops import LoopConfig
 from minifer.models.rope import RotaryEmbedding
+from minifer.parcae.checkpoint import config_from_parcae, config_to_parcae
+from minifer.parcae.presets import PRESETS
 from minifer.weights.hf import config_from_hf, config_to_hf
 
 DECIDED_BY_DEFAULT = {"clip_qkv", "logit_softcap"}  # null: off

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from minifer import LLM
 from minifer.parcae import create_model
 from minifer.parcae.model import Parcae
 from minifer.parcae.presets import PRESETS
-
-from minifer import LLM
 from minifer.text.byte_tokenizer import byte_tokenizer
 from minifer.weights import resolve
 from minifer.weights.hf import save_hf

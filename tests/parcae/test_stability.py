@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from minifer.parcae.injection import AddInjection, ConcatInjection, DiagonalInjection
-from minifer.parcae.lab import stability
-from minifer.parcae.lab.bounds import block_bound, gains
 from minifer.parcae.lab.models import lab_model
-from minifer.parcae.lab.stability import ForcedRow, check_bound, forced_radius, trace
-from minifer.parcae.lab.stability_report import Study, as_json, curves, findings, study
-from minifer.parcae.lab.stability_tables import document, tables
-from minifer.parcae.lab.sweep import PUBLISHED, Outcome, Run, full_plan, plan, train_run
+from minifer.parcae.lab.stability import forced as stability
+from minifer.parcae.lab.stability.bounds import block_bound, gains
+from minifer.parcae.lab.stability.forced import ForcedRow, check_bound, forced_radius, trace
+from minifer.parcae.lab.stability.report import Study, as_json, curves, findings, study
+from minifer.parcae.lab.stability.sweep import PUBLISHED, Outcome, Run, full_plan, plan, train_run
+from minifer.parcae.lab.stability.tables import document, tables
 from minifer.parcae.model import Parcae
 from minifer.parcae.monitor import state_trace
-from torch import Tensor
 
 KINDS = ("diagonal", "concat", "add")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from minifer.parcae.lab.models import lab_model
 from minifer.parcae.lab.tasks import (
     NUM_PERMUTATIONS,

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from loop_fakes import loop_model, loop_model_config
+
+from minifer import cli
+from minifer.execution.reference import DenseBackend, sequence_batch
 from minifer.parcae.costs import kv_bytes_per_token
 from minifer.parcae.lab import kv_quality, teacher_forcing, tradeoff
 from minifer.parcae.lab.kv_quality import DEPTHS, Exit, Row
 from minifer.parcae.lab.teacher_forcing import Forced, force
-
-from minifer import cli
-from minifer.execution.reference import DenseBackend, sequence_batch
 from minifer.text.byte_tokenizer import byte_tokenizer
 
 DEPTH = 8

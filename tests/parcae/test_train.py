@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_models import VOCAB, dense_logits, loop_model
+from torch import Tensor
+
 from minifer.parcae.lab.data import help_topics, sample_rows
 from minifer.parcae.lab.models import lab_model
 from minifer.parcae.model import Parcae
 from minifer.parcae.optim import Optimizer
 from minifer.parcae.train import Recipe, StepRecord, generators, train
 from minifer.parcae.train_cli import main
-from torch import Tensor
-
 from minifer.weights.hf import load_hf
 
 TINY = Recipe(steps=6, rows=3, length=8, mean_recurrence=3, warmup=2)

@@ -9,7 +9,6 @@ import json
 import pytest
 import torch
 from fakes import run_engine, tiny_config, tiny_engine, tiny_model
-from minifer.kernels.mega.launch import MegakernelError
 from torch import nn
 
 from minifer.config import EngineConfig, RopeConfig
@@ -17,6 +16,7 @@ from minifer.engine import Engine
 from minifer.events import ListSink
 from minifer.execution.backends.megakernel import MegakernelRunner, batch_bucket
 from minifer.execution.runner import ModelRunner, make_runner
+from minifer.kernels.mega.launch import MegakernelError
 from minifer.kv.step_input import StepInput
 from minifer.llm import LLM
 from minifer.request import SamplingParams

@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 from fakes import run_engine, tiny_config, tiny_engine
-from minifer.kernels.rope_append import rope_append_reference
 from scattered import scattered
 
 from minifer import LLM, SamplingParams
 from minifer.execution.attention import paged_attention
 from minifer.execution.backends.triton_backend import TritonBackend
+from minifer.kernels.rope_append import rope_append_reference
 
 WINDOW = {"sliding_windows": (3, None)}
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}

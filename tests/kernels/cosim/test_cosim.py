@@ -13,13 +13,14 @@ import cosim_helpers as kernels
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from triton.runtime.errors import InterpreterError
+
 from minifer.kernels.cosim import simulate
 from minifer.kernels.cosim.footprints import Listing
 from minifer.kernels.cosim.interpreter_hooks import unsupported
 from minifer.kernels.cosim.simulate import CosimResult, Interleaving, cosimulate
 from minifer.kernels.cosim.vector_clocks import VectorClocks
-from torch import Tensor
-from triton.runtime.errors import InterpreterError
 
 pytestmark = pytest.mark.skipif(unsupported() is not None, reason=str(unsupported()))
 

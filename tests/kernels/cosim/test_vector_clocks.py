@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minifer.kernels.cosim.vector_clocks import Access, VectorClocks
 
 PROGRAMS, COUNTERS, ELEMENTS = 3, 2, 2

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 from fakes import tiny_config, tiny_model
-from minifer.kernels.mega.isa import DecodeShape
-from minifer.kernels.mega.reference_vm import Inputs
-from minifer.kernels.mega.shapes import decode_shape
 from torch import Tensor
 
 from minifer.execution.backend import TorchBackend
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
+from minifer.kernels.mega.isa import DecodeShape
+from minifer.kernels.mega.reference_vm import Inputs
+from minifer.kernels.mega.shapes import decode_shape
 
 P = 4  # positions of a block
 

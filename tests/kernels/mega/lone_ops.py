@@ -8,12 +8,13 @@ import torch
 import triton
 import triton.language as tl
 from fakes import tiny_config
+from torch import Tensor
+
 from minifer.kernels.compat import wait_ge
 from minifer.kernels.mega.isa import Instruction
 from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, Tiles, Weights
 from minifer.kernels.mega.schedule import Schedule, build
 from minifer.kernels.mega.shapes import decode_shape
-from torch import Tensor
 
 # No width is a power of two but for the head's, which the cache's rows are made of.
 CONFIG = tiny_config(

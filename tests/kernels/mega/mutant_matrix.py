@@ -21,13 +21,14 @@ if __name__ == "__main__":  # as tests/conftest.py and pytest's settings do for 
     interpret_without_gpu()
 
 import torch
+from tiny_steps import NARROW, shape, tiny_step
+
 from minifer.kernels.compat import TRITON_VERSION
 from minifer.kernels.cosim.simulate import Interleaving
 from minifer.kernels.mega.mutants import MUTANTS, mutate
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.verify import verify
 from minifer.kernels.mega.watched_step import cosimulate_step
-from tiny_steps import NARROW, shape, tiny_step
 
 
 @dataclass

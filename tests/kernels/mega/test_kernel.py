@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as Fn
 from lone_ops import C, D, H, K, Lone, P, V, assert_sum, random_tensor, wait_alone
-from minifer.kernels.mega.isa import Instruction, Op
-from minifer.kernels.mega.launch import MegakernelOptions, Tiles
-from minifer.kernels.mega.schedule import assign, build
 from tiny_steps import NARROW, TABLES, shape, tiny_step
 
 from minifer.execution.noise import vocabulary_noise
+from minifer.kernels.mega.isa import Instruction, Op
+from minifer.kernels.mega.launch import MegakernelOptions, Tiles
+from minifer.kernels.mega.schedule import assign, build
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BATCHES = (1, 4)

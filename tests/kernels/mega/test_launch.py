@@ -11,6 +11,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from lone_ops import CONFIG, D, L, Lone, rope_table, weights
+from triton.runtime import interpreter
+
 from minifer.kernels.aot_report import compile_kernels
 from minifer.kernels.mega.isa import Instruction, Op, buffers
 from minifer.kernels.mega.kernel import kernel
@@ -20,7 +22,6 @@ from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import decode_shape
 from minifer.kernels.mega.tiles import Tiles
 from minifer.kernels.mega.verify import verify
-from triton.runtime import interpreter
 
 CACHE = (6, 4, 2, 16)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from decode_case import decode_case
+
 from minifer.kernels.mega.isa import DecodeShape
 from minifer.kernels.mega.mutants import MUTANTS, mutate
 from minifer.kernels.mega.reference_vm import ReferenceMachine, ScheduleError

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from decode_case import decode_case
+
 from minifer.kernels.mega import reference_vm
 from minifer.kernels.mega.isa import DecodeShape, Instruction, Op, regions
 from minifer.kernels.mega.reference_vm import ReferenceMachine, ScheduleError

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from minifer.kernels.mega.isa import WORDS, DecodeShape, Instruction, Op
 from minifer.kernels.mega.schedule import (
     POLICIES,

@@ -4,8 +4,9 @@ time; and that the megakernel stays small enough to be read."""
 from pathlib import Path
 
 import pytest
-from minifer.kernels.mega.shapes import kv_splits
 from test_readme import lines_of_code
+
+from minifer.kernels.mega.shapes import kv_splits
 
 MEGA = Path(__file__).parents[3] / "kernels" / "mega"
 

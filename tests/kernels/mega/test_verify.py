@@ -8,6 +8,7 @@ import torch
 from decode_case import decode_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minifer.kernels.mega.isa import DecodeShape, Instruction, Op, regions
 from minifer.kernels.mega.reference_vm import ReferenceMachine
 from minifer.kernels.mega.schedule import POLICIES, SYNCS, Schedule, assign, build, stage

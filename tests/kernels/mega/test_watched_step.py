@@ -11,6 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_steps import CONFIG, NARROW, shape, tiny_step
+
+from minifer.config import ModelConfig
 from minifer.kernels.cosim.interpreter_hooks import unsupported
 from minifer.kernels.cosim.simulate import STRATEGIES, Interleaving
 from minifer.kernels.mega import watched_step
@@ -20,9 +23,6 @@ from minifer.kernels.mega.mutants import MUTANTS, mutate
 from minifer.kernels.mega.schedule import POLICIES, SYNCS, Schedule, assign, build
 from minifer.kernels.mega.verify import verify
 from minifer.kernels.mega.watched_step import cosimulate_step
-from tiny_steps import CONFIG, NARROW, shape, tiny_step
-
-from minifer.config import ModelConfig
 
 pytestmark = pytest.mark.skipif(unsupported() is not None, reason=str(unsupported()))
 

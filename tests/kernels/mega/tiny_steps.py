@@ -10,10 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from fakes import tiny_config, tiny_model
-from minifer.kernels.mega.isa import DecodeShape
-from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, Tiles, Weights
-from minifer.kernels.mega.schedule import Schedule
-from minifer.kernels.mega.shapes import decode_shape
 from torch import Tensor
 
 from minifer.config import ModelConfig
@@ -21,6 +17,10 @@ from minifer.execution.backend import TorchBackend
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
 from minifer.execution.reference import reference_logits
+from minifer.kernels.mega.isa import DecodeShape
+from minifer.kernels.mega.launch import Megakernel, MegakernelOptions, Tiles, Weights
+from minifer.kernels.mega.schedule import Schedule
+from minifer.kernels.mega.shapes import decode_shape
 from minifer.models.registry import build_model
 
 CONFIG = tiny_config(

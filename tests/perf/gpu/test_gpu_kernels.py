@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from minifer.kernels.mega.shapes import MODELS
-from minifer.kernels.registry import KERNELS
 from torch import Tensor
 
+from minifer.kernels.mega.shapes import MODELS
+from minifer.kernels.registry import KERNELS
 from minifer.perf.costs import OpCost
 from minifer.perf.devices import DEVICES
 from minifer.perf.gpu.bandwidth import Bandwidth, datasheet, measure_bandwidth

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from minifer.kernels.mega.shapes import MODELS
 from torch import Tensor
 
 from minifer.execution.backend import TorchBackend
+from minifer.kernels.mega.shapes import MODELS
 from minifer.perf.bench import Summary
 from minifer.perf.costs import decode_cost
 from minifer.perf.gpu import climb as climbing

@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from minifer.kernels.mega.schedule import assign, build
-from minifer.kernels.mega.shapes import MODELS, decode_shape
 from test_trace import check_format
 
+from minifer.kernels.mega.schedule import assign, build
+from minifer.kernels.mega.shapes import MODELS, decode_shape
 from minifer.perf.devices import DEVICES
 from minifer.perf.timeline import gantt
 from minifer.perf.timeline.decode import ARMS, PREFETCH, panel

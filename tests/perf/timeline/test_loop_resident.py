@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from minifer.parcae.costs import decode_cost
 from minifer.parcae.presets import PRESETS
-
 from minifer.perf.devices import DEVICES, find_device
 from minifer.perf.timeline import loop_tables
 from minifer.perf.timeline.decode import Assumptions

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from test_trace import check_format
+
 from minifer.kernels.mega.isa import Instruction, Op
 from minifer.kernels.mega.schedule import Schedule, assign, build
 from minifer.kernels.mega.shapes import MODELS, decode_shape
-from test_trace import check_format
-
 from minifer.perf.devices import DEVICES
 from minifer.perf.timeline.decode import (
     AHEAD,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from minifer.parcae.lab.laws_markdown import table
+from minifer.parcae.lab.laws.markdown import table
 
 Data = Mapping[str, Any]
 _FORMS = {

@@ -16,11 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from minifer.parcae.lab.data import sample_rows
 from minifer.parcae.lab.models import lab_model
-from minifer.parcae.lab.stability import BoundCheck, check_bound, text, trace, validation_rows
+from minifer.parcae.lab.stability.forced import (
+    BoundCheck,
+    check_bound,
+    text,
+    trace,
+    validation_rows,
+)
 from minifer.parcae.train import Recipe, StepRecord, train
-from torch import Tensor
 
 LEARNING_RATES = (1e-3, 1e-2, 3e-2, 1e-1)
 SEEDS = (0, 1, 2)

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from minifer.parcae.lab.stability import SHOWN_LOOPS, ForcedRow
-from minifer.parcae.lab.stability_report import Study, as_json, findings, short
-from minifer.parcae.lab.sweep import Outcome
+from minifer.parcae.lab.stability.forced import SHOWN_LOOPS, ForcedRow
+from minifer.parcae.lab.stability.report import Study, as_json, findings, short
+from minifer.parcae.lab.stability.sweep import Outcome
 
 FORCED_HEADING = (
     "ρ", *(f"‖h‖ T={t}" for t in SHOWN_LOOPS), "growth", "rel. residual", "mean ‖R̄‖", "max ‖R̄‖",

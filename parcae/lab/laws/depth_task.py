@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from minifer.parcae.lab.fits import mean_and_spread
+
+from minifer.parcae.lab.laws.fits import mean_and_spread
 from minifer.parcae.lab.tasks import RECIPE, accuracy_by_depth, train_task
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)

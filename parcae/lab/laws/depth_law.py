@@ -20,8 +20,9 @@ from functools import cache
 
 import numpy as np
 import torch
+
 from minifer.parcae.lab.data import help_topics, sample_rows
-from minifer.parcae.lab.fits import CurveFit, beyond_error, fit_curve, huber, mean_and_spread
+from minifer.parcae.lab.laws.fits import CurveFit, beyond_error, fit_curve, huber, mean_and_spread
 from minifer.parcae.lab.models import lab_model
 from minifer.parcae.model import Parcae
 from minifer.parcae.monitor import loss_by_depth

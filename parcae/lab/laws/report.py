@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minifer.parcae.lab.laws_markdown import plus_minus, spread, table
-from minifer.parcae.lab.laws_published import published
+from minifer.parcae.lab.laws.markdown import plus_minus, spread, table
+from minifer.parcae.lab.laws.published import published
 
 Data = Mapping[str, Any]
 NAMES = {

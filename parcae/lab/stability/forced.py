@@ -11,8 +11,8 @@ one more bounded input (`bounds`). Hence
     ρ > 1   h grows until ‖B̄ e‖ + M no longer counts, then by the factor ρ an iteration
 
 `forced_radius` shows the three cases on random weights: nothing is trained, only Ā is set.
-`minifer.parcae.lab.sweep` trains: Parcae's diagonal Ā has ρ < 1 whatever is learned, a free matrix
-(RDM's concat) crosses 1 at a high learning rate and the state explodes, addition stands at 1.
+`sweep` trains: Parcae's diagonal Ā has ρ < 1 whatever is learned, a free matrix (RDM's concat)
+crosses 1 at a high learning rate and the state explodes, addition stands at 1.
 
 What is not shown. No run ends in NaN: at this scale gradient clipping and the last norm hide the
 explosion from the loss, so look at ρ, ‖h_T‖ and the relative residual. And ρ < 1 bounds the state
@@ -32,14 +32,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from minifer.parcae.injection import ConcatInjection
-from minifer.parcae.lab.bounds import Gains, block_bound, gains
-from minifer.parcae.lab.data import Corpus, help_topics, sample_rows
-from minifer.parcae.lab.models import lab_model
-from minifer.parcae.model import Parcae
 from torch import Tensor
 
 from minifer.execution.backends.dense import RowsBackend, row_batch
+from minifer.parcae.injection import ConcatInjection
+from minifer.parcae.lab.data import Corpus, help_topics, sample_rows
+from minifer.parcae.lab.models import lab_model
+from minifer.parcae.lab.stability.bounds import Gains, block_bound, gains
+from minifer.parcae.model import Parcae
 
 RADII = (0.447, 0.9, 1.0, 1.05, 1.2)
 SHOWN_LOOPS = (1, 8, 16, 32, 64)

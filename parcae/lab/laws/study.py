@@ -13,14 +13,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from minifer.parcae.lab import counter_evidence, depth_law, depth_task, isoflop
-from minifer.parcae.lab import training_law as law
-from minifer.parcae.lab.fits import FORMS
-from minifer.parcae.lab.flops import public_script_flops, training_flops
+from minifer import __version__
+from minifer.parcae.lab.laws import counter_evidence, depth_law, depth_task, isoflop
+from minifer.parcae.lab.laws import training_law as law
+from minifer.parcae.lab.laws.fits import FORMS
+from minifer.parcae.lab.laws.flops import public_script_flops, training_flops
 from minifer.parcae.lab.pool import run_all
 from minifer.parcae.presets import PRESETS
-
-from minifer import __version__
 from minifer.perf.bench import machine, versions
 
 PARTS = ("test-time", "training", "isoflop", "depth-task")

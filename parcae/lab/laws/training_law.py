@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from minifer.parcae.lab.flops import (
+
+from minifer.parcae.lab.laws.flops import (
     public_script_flops,
     training_flops,
     unrolled_parameters,

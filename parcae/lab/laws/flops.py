@@ -21,10 +21,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from minifer.parcae.costs import Parameters, parameters
-
 from minifer.config import ModelConfig
 from minifer.loops import LoopConfig
+from minifer.parcae.costs import Parameters, parameters
 
 
 def unrolled_parameters(config: ModelConfig, mu: float) -> float:

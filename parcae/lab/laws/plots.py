@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from minifer.parcae.lab.fits import CurveFit, LogParabola
-from minifer.parcae.lab.laws_report import SHOWN_HOPS
-from minifer.parcae.lab.training_law import LAWS, training_loss
+
+from minifer.parcae.lab.laws.fits import CurveFit, LogParabola
+from minifer.parcae.lab.laws.report import SHOWN_HOPS
+from minifer.parcae.lab.laws.training_law import LAWS, training_loss
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minifer.parcae.lab.data import sample_rows
-from minifer.parcae.lab.depth_law import LENGTH, ROWS, corpus, validation_losses
-from minifer.parcae.lab.fits import (
+from minifer.parcae.lab.laws.depth_law import LENGTH, ROWS, corpus, validation_losses
+from minifer.parcae.lab.laws.fits import (
     LogParabola,
     PowerLaw,
     fit_log_parabola,
     fit_power_law,
     mean_and_spread,
 )
-from minifer.parcae.lab.flops import training_flops
+from minifer.parcae.lab.laws.flops import training_flops
 from minifer.parcae.lab.models import lab_model
 from minifer.parcae.model import Parcae
 from minifer.parcae.train import Recipe, train

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from minifer.parcae.lab.training_law import ISOFLOP_ROWS, IsoFlopRow
+from minifer.parcae.lab.laws.training_law import ISOFLOP_ROWS, IsoFlopRow
 
 RECURRENCE_SOURCE = "https://arxiv.org/abs/2604.21106"
 PHI, PHI_INTERVAL = 0.46, (0.41, 0.53)  # 116 runs, r in 1, 2, 4, 8; 95 % confidence

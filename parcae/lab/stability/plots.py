@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minifer.parcae.lab.stability import ForcedRow
-from minifer.parcae.lab.sweep import Arm, Outcome
+from minifer.parcae.lab.stability.forced import ForcedRow
+from minifer.parcae.lab.stability.sweep import Arm, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

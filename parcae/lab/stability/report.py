@@ -1,7 +1,7 @@
 """The stability experiments as data, and the sentences that the numbers allow.
 
 `study` runs both parts. `as_json` is what is kept of it, `curves` every training step as CSV;
-`minifer.parcae.lab.stability_tables` writes it for people.
+`minifer.parcae.lab.stability.tables` writes it for people.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from datetime import date
 from typing import Any
 
 import torch
-from minifer.parcae.lab.pool import one_thread, run_all
-from minifer.parcae.lab.stability import BoundCheck, ForcedRow, forced_radius
-from minifer.parcae.lab.sweep import Outcome, Run, train_run
-from minifer.parcae.train import StepRecord
 
 from minifer import __version__
+from minifer.parcae.lab.pool import one_thread, run_all
+from minifer.parcae.lab.stability.forced import BoundCheck, ForcedRow, forced_radius
+from minifer.parcae.lab.stability.sweep import Outcome, Run, train_run
+from minifer.parcae.train import StepRecord
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from minifer.parcae.lab.fits import mean_and_spread
+from minifer.parcae.lab.laws.fits import mean_and_spread
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

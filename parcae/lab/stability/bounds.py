@@ -19,10 +19,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from minifer.parcae.injection import Injection
 from minifer.parcae.layers import Block
 from minifer.parcae.model import Parcae
-from torch import Tensor
 
 
 @dataclass(frozen=True)
