@@ -174,7 +174,12 @@ SMALL = {
 }
 CASES = [
     {**SMALL},
-    {**SMALL, "prefix_index": "radix", "scheduling_policy": "priority"},
+    {
+        **SMALL,
+        "loop_batching": "continuous",
+        "prefix_index": "radix",
+        "scheduling_policy": "priority",
+    },
     {**SMALL, "loop_kv_policy": "first-2", "scheduling_policy": "lpm"},
     {**SMALL, "loop_batching": "lockstep", "block_size": 3},
     {**SMALL, "kv_dram_bytes": 1 << 19, "kv_load_policy": "always"},
