@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import json
 import sys
 from argparse import ArgumentTypeError
@@ -27,9 +28,9 @@ def add(experiments: Any) -> None:
         "learn a task in which every hop needs a loop. Measured here, published and computed are "
         "told apart, and what others found against it stands beside it. Minutes on two idle cores.",
         examples=[
-            ("parcae laws --jobs 2", "all parts, on two cores"),
+            ("parcae laws", "all parts, minutes on two cores"),
             ("parcae laws --part training", "the published law alone: a second"),
-            ("parcae laws --jobs 2 --out results", "and JSON, Markdown and figures"),
+            ("parcae laws --out results", "and JSON, Markdown and figures"),
             ("parcae laws --quick", "a few steps of everything: does it run?"),
         ],
         code=[
@@ -50,7 +51,7 @@ def add(experiments: Any) -> None:
         "--seeds", type=_seeds, metavar="N,…", help="of models and batches (default: 0,1,2)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: 1)"
+        "--jobs", type=int, metavar="N", help="trainings at a time (default: one a core)"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help=f"write {STEM}.json, .md and figures there"
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path | None = arguments.out
     if out is not None and not out.is_dir():
         raise ValueError(f"--out: there is no folder {out}, make it first")
-    if arguments.jobs < 1:
+    if arguments.jobs is not None and arguments.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
     from tqdm import tqdm
 
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             parts,
             seeds=seeds,
             quick=arguments.quick,
-            workers=arguments.jobs,
+            workers=arguments.jobs or os.cpu_count() or 1,
             progress=lambda: bar.update() and None,
         )
     text = markdown(data, _command(arguments))
@@ -105,6 +106,6 @@ def _command(arguments: argparse.Namespace) -> str:
     words += [f"--part {part}" for part in arguments.part or ()]
     if arguments.seeds:
         words.append(f"--seeds {','.join(map(str, arguments.seeds))}")
-    if arguments.jobs > 1:
+    if arguments.jobs is not None:
         words.append(f"--jobs {arguments.jobs}")
     return " ".join([*words, *(["--quick"] if arguments.quick else [])])
