@@ -29,9 +29,12 @@ def add(experiments: Any) -> None:
             ("parcae tradeoff --quick", "a few tokens of everything: does it run?"),
         ],
         code=[
-            ("parcae/lab/tradeoff.py", "what is measured"),
-            ("parcae/lab/kv_quality.py", "loss by depth, threshold and policy; what each loses"),
-            ("parcae/lab/serving_speed.py", "the server, and its client"),
+            ("parcae/lab/tradeoff/study.py", "what is measured"),
+            (
+                "parcae/lab/tradeoff/kv_quality.py",
+                "loss by depth, threshold and policy; what each loses",
+            ),
+            ("parcae/lab/tradeoff/serving_speed.py", "the server, and its client"),
             ("parcae/costs.py", "FLOPs, weight and KV bytes from the shapes"),
         ],
         prog="minifer parcae",
@@ -54,9 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--out: there is no folder {out}, make it first")
     from tqdm import tqdm
 
-    from minifer.parcae.lab.tradeoff import QUICK, Plan, study
-    from minifer.parcae.lab.tradeoff_plots import save_plots
-    from minifer.parcae.lab.tradeoff_report import markdown
+    from minifer.parcae.lab.tradeoff.plots import save_plots
+    from minifer.parcae.lab.tradeoff.report import markdown
+    from minifer.parcae.lab.tradeoff.study import QUICK, Plan, study
     from minifer.weights.resolve import load_model
 
     loaded = load_model(arguments.model)

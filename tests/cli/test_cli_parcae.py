@@ -98,7 +98,7 @@ def test_the_forced_part_prints_a_line_a_radius(capsys: Capture) -> None:
 def test_a_short_sweep_runs_in_this_process(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("minifer.parcae.lab.sweep.PUBLISHED", PUBLISHED[2:])
+    monkeypatch.setattr("minifer.parcae.lab.stability.sweep.PUBLISHED", PUBLISHED[2:])
     words = "parcae stability --part sweep --quick --steps 1 --jobs 1"
     assert main(words.split()) == 0
     out = capsys.readouterr().out

@@ -14,9 +14,9 @@ from loop_fakes import loop_model, loop_model_config
 from minifer import cli
 from minifer.execution.reference import DenseBackend, sequence_batch
 from minifer.parcae.costs import kv_bytes_per_token
-from minifer.parcae.lab import kv_quality, teacher_forcing, tradeoff
-from minifer.parcae.lab.kv_quality import DEPTHS, Exit, Row
-from minifer.parcae.lab.teacher_forcing import Forced, force
+from minifer.parcae.lab.tradeoff import kv_quality, study, teacher_forcing
+from minifer.parcae.lab.tradeoff.kv_quality import DEPTHS, Exit, Row
+from minifer.parcae.lab.tradeoff.teacher_forcing import Forced, force
 from minifer.text.byte_tokenizer import byte_tokenizer
 
 DEPTH = 8
@@ -194,8 +194,8 @@ def an_exit(threshold: float, excess: float) -> Exit:
 
 def test_the_chosen_threshold_is_the_largest_that_is_cheap() -> None:
     exits = [an_exit(0.0, 0.0), an_exit(1e-3, 0.004), an_exit(1e-2, 0.009), an_exit(0.1, 0.2)]
-    assert tradeoff.chosen_threshold(exits) == 1e-2
-    assert tradeoff.chosen_threshold(exits[3:]) == 0.1
+    assert study.chosen_threshold(exits) == 1e-2
+    assert study.chosen_threshold(exits[3:]) == 0.1
 
 
 @pytest.fixture(scope="module")
@@ -246,15 +246,15 @@ def test_the_figures_are_drawn(smoke: tuple[Path, dict]) -> None:
 
 
 def test_held_out_rows_are_spread_and_whole() -> None:
-    rows = tradeoff.held_out_rows(loaded_model(vocab_size=288), 4, 24)
+    rows = study.held_out_rows(loaded_model(vocab_size=288), 4, 24)
     assert rows.shape == (4, 25) and len({tuple(row.tolist()) for row in rows}) == 4
     with pytest.raises(ValueError, match="got 10000 rows of 25"):
-        tradeoff.held_out_rows(loaded_model(vocab_size=288), 10000, 24)
+        study.held_out_rows(loaded_model(vocab_size=288), 10000, 24)
 
 
 def test_a_plan_needs_the_mean_depth() -> None:
     with pytest.raises(ValueError, match="mean depth 8"):
-        tradeoff.study(LOADED, tradeoff.Plan(depths=(1, 2)))
+        study.study(LOADED, study.Plan(depths=(1, 2)))
     assert 8 in DEPTHS
 
 

@@ -34,7 +34,7 @@ from minifer.engine import Engine
 from minifer.execution.backends.dense import RowsBackend, row_batch
 from minifer.loops import LoopKVPolicy
 from minifer.parcae.costs import kv_bytes_per_token
-from minifer.parcae.lab.teacher_forcing import Forced, force
+from minifer.parcae.lab.tradeoff.teacher_forcing import Forced, force
 from minifer.parcae.model import turned_by
 from minifer.sampling_params import SamplingParams
 

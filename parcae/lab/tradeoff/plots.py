@@ -1,4 +1,4 @@
-"""`tradeoff.study` in three pictures.
+"""What `study` found, in four pictures.
 
 matplotlib (extra `course`) is imported on first use. Colours are those of Okabe and Ito, "Color
 Universal Design", https://jfly.uni-koeln.de/color/.
@@ -20,13 +20,19 @@ _SIZE = (7.2, 4.4)
 
 
 def save_plots(data: Data, folder: Path, stem: str = "parcae_tradeoff") -> list[Path]:
-    """Write STEM.svg (speed against loss), STEM_exit.svg and STEM_kv.svg; the paths."""
+    """Write STEM.svg (speed against loss), STEM_batching.svg, STEM_exit.svg and STEM_kv.svg; the
+    paths."""
+    from matplotlib import rc_context
+
     paths = []
-    for suffix, draw in (("", speed_figure), ("_exit", exit_figure), ("_kv", kv_figure)):
+    for suffix, draw in (
+        ("", speed_figure),
+        ("_batching", batching_figure),
+        ("_exit", exit_figure),
+        ("_kv", kv_figure),
+    ):
         paths.append(folder / f"{stem}{suffix}.svg")
         # No date and fixed ids: the same data give the same file.
-        from matplotlib import rc_context
-
         with rc_context({"svg.hashsalt": stem}):
             draw(data).savefig(paths[-1], metadata={"Date": None})
     return paths
@@ -39,37 +45,72 @@ def speed_figure(data: Data) -> Figure:
     still says what a token costs.
     """
     figure = _figure((9.6, 4.4))
-    left, right = figure.subplots(1, 2, sharey=True)
-    at, panels = data["plan"]["concurrency"], []
+    panels = figure.subplots(1, 2, sharey=True)
+    first, at = data["tradeoff"][0]["name"], data["plan"]["concurrency"]
+    named = []
     for axes, traffic, title in (
-        (left, "single", "one request at a time"),
-        (right, "concurrent", f"{at} requests at a time"),
+        (panels[0], "single", "one request at a time"),
+        (panels[1], "concurrent", f"{at} requests at a time"),
     ):
-        points = [e for e in data["tradeoff"] if e["loss"] is not None and traffic in e]
-        for prefix, colour, marker in (("depth", _BLUE, "o"), ("exit", _RED, "D")):
-            own = [e for e in points if e["name"].startswith(prefix)]
-            plain = [e for e in own if not e["name"].endswith("lockstep")]
-            waits = [e for e in own if e["name"].endswith("lockstep")]
-            for group, fill in ((plain, colour), (waits, "white")):
-                axes.plot(
-                    [e[traffic]["cpu_second_ratio"] for e in group],
-                    [e["loss"] for e in group],
-                    marker,
-                    color=colour,
-                    markerfacecolor=fill,
-                )
-        first = data["tradeoff"][0]["name"]
+        points = []
+        for entry in data["tradeoff"]:
+            x, name = entry[traffic]["ratios"]["cpu_second"]["median"], entry["name"]
+            colour, marker = (_BLUE, "o") if name.startswith("depth") else (_RED, "D")
+            axes.plot(x, entry["loss"], marker, color=colour)
+            points.append((x, entry["loss"], name))
         _label(axes, title, f"tokens a CPU second ÷ those of {first}", "")
-        axes.set_xlim(left=0, right=1.3 * max(e[traffic]["cpu_second_ratio"] for e in points))
+        axes.set_xlim(0, 1.3 * max(x for x, *_ in points))
         axes.margins(y=0.25)
-        panels.append(
-            (axes, [(e[traffic]["cpu_second_ratio"], e["loss"], e["name"]) for e in points])
-        )
-    left.set_ylabel("loss, nats a token")
+        named.append(points)
+    panels[0].set_ylabel("loss, nats a token")
     figure.suptitle(f"{data['name']}: what speed costs, through the server", fontsize=11)
-    for axes, named in panels:
-        _annotate(figure, axes, named)
+    for axes, points in zip(panels, named, strict=True):  # when both have their limits
+        _annotate(figure, axes, points)
     return figure
+
+
+def batching_figure(data: Data) -> Figure:
+    """What each way to end a step takes, as a multiple of lockstep: a panel for each workload."""
+    workloads = list(dict.fromkeys(entry["workload"] for entry in data["batching"]))
+    figure = _figure((9.6, 4.4))
+    panels = figure.subplots(1, len(workloads), sharey=True)
+    for axes, workload in zip(panels, workloads, strict=True):
+        costs = {
+            entry["batching"]: _costs(data["name"], entry)
+            for entry in data["batching"]
+            if entry["workload"] == workload
+        }
+        base = costs.pop("lockstep")
+        for number, (way, cost) in enumerate(costs.items()):
+            height = 0.8 / len(costs)
+            bars = axes.barh(
+                [place + (number - (len(costs) - 1) / 2) * height for place in range(len(cost))],
+                [value / base[name] for name, value in cost.items()],
+                height,
+                color=(_ORANGE, _BLUE)[number],
+                label=way,
+            )
+            white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8, bbox=white)
+        axes.set_yticks(range(len(base)), list(base))
+        axes.axvline(1, color=_GREY, linestyle="--", linewidth=1, label="lockstep")
+        _label(axes, workload, "÷ lockstep (less is better)", "")
+        axes.margins(x=0.12)
+    panels[0].invert_yaxis()  # shared: both start at the top
+    panels[-1].legend(fontsize=9, frameon=False)
+    figure.suptitle(f"{data['name']}: when a step ends, and what that takes", fontsize=11)
+    return figure
+
+
+def _costs(name: str, entry: Data) -> dict[str, float]:
+    """By what it is called in the picture; time is the inverse of a ratio to lockstep already."""
+    sizes = {name if size == "own" else size: n for size, n in entry["weight_bytes"].items()}
+    return {
+        "core applications": entry["core_applications"],
+        "steps": entry["steps"],
+        **{f"weight bytes,\n{size}": found for size, found in sizes.items()},
+        "CPU time,\nmeasured": 1 / entry["ratios"]["cpu_second"]["median"],
+    }
 
 
 def exit_figure(data: Data) -> Figure:
