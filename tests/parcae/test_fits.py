@@ -27,8 +27,8 @@ CURVES = {
     "power without floor": lambda T, floor, scale, z: scale / T**z,
 }
 
-# Measured: minifer.parcae.lab.laws.depth_law.run(DepthJob("poisson", 8, seed=2)), a pure loop of width
-# 32 after 250 steps; 2026-11-29, torch 2.13.0+cpu, Intel Xeon, one thread. Nats a token.
+# Measured: lab.laws.depth_law.run(DepthJob("poisson", 8, seed=2)), a pure loop of width 32 after
+# 250 steps; 2026-11-29, torch 2.13.0+cpu, Intel Xeon, one thread. Nats a token.
 MEASURED = (2.4771, 2.2952, 2.199, 2.1789, 2.1761, 2.174, 2.1743, 2.1746, 2.1749, 2.175, 2.1751)
 
 
