@@ -12,11 +12,17 @@ import torch
 from loop_fakes import loop_model, loop_model_config
 
 from minifer import cli
+from minifer.config import EngineConfig
 from minifer.execution.reference import DenseBackend, sequence_batch
+from minifer.loops import LOOP_BATCHING
 from minifer.parcae.costs import kv_bytes_per_token
-from minifer.parcae.lab.tradeoff import kv_quality, study, teacher_forcing
-from minifer.parcae.lab.tradeoff.kv_quality import DEPTHS, Exit, Row
+from minifer.parcae.lab.depth_batching import edge_of
+from minifer.parcae.lab.tradeoff import kv_quality, losses, study, teacher_forcing
+from minifer.parcae.lab.tradeoff.kv_quality import Exit, Row
+from minifer.parcae.lab.tradeoff.serving_speed import Setting
 from minifer.parcae.lab.tradeoff.teacher_forcing import Forced, force
+from minifer.parcae.presets import PRESETS
+from minifer.perf.bench import BenchmarkResult, Summary
 from minifer.text.byte_tokenizer import byte_tokenizer
 
 DEPTH = 8
@@ -58,7 +64,9 @@ def row_losses(depth: int) -> torch.Tensor:
 # -- teacher forcing
 
 
-@pytest.mark.parametrize(("prompt_len", "batching"), [(1, "continuous"), (5, "lockstep")])
+@pytest.mark.parametrize(
+    ("prompt_len", "batching"), [(1, "patient"), (1, "continuous"), (5, "lockstep")]
+)
 def test_the_engine_reads_a_text_as_the_dense_model_does(prompt_len: int, batching: str) -> None:
     forced = force(LOADED, ROWS, prompt_len=prompt_len, loop_batching=batching)
     expected = row_losses(DEPTH)[:, prompt_len - 1 :]
@@ -196,6 +204,58 @@ def test_the_chosen_threshold_is_the_largest_that_is_cheap() -> None:
     exits = [an_exit(0.0, 0.0), an_exit(1e-3, 0.004), an_exit(1e-2, 0.009), an_exit(0.1, 0.2)]
     assert study.chosen_threshold(exits) == 1e-2
     assert study.chosen_threshold(exits[3:]) == 0.1
+    assert study.chosen_threshold([exits[0], an_exit(0.1, 0.2), an_exit(0.2, 0.3)]) == 0.1
+
+
+def test_mixed_depths_and_early_exit_are_served_in_every_way() -> None:
+    exits = [an_exit(0.0, 0.0), an_exit(1e-3, 0.004), an_exit(1e-2, 0.009), an_exit(0.1, 0.2)]
+    plan = study.Plan(speed_depths=(8, 1))
+    alone = study.fixed_settings(plan, exits, 8)
+    names = ["depth 8", "depth 1", "exit 0.001", "exit 0.01", "exit 0.1"]
+    assert [setting.name for setting in alone] == names
+    together = [*alone, *study.batching_settings(plan, 0.01, 8)]
+    ways = {(s.workload, s.batching): s for s in together}
+    assert len(ways) == len(together) == len({setting.name for setting in together})
+    for workload, depths, threshold in (("mixed", plan.mixed, None), ("exit 0.01", (8,), 0.01)):
+        for way in LOOP_BATCHING:
+            setting = ways[workload, way]
+            assert (setting.depths, setting.exit_threshold) == (depths, threshold)
+            usual = way == EngineConfig.loop_batching
+            assert setting.name == (workload if usual else f"{workload}, {way}")
+
+
+# Steps and core applications of 2 requests of 5 tokens, and tokens a second in two rounds.
+COUNTED = {
+    "mixed, continuous": (20, 40, (10.0, 30.0)),
+    "mixed": (15, 50, (12.0, 12.0)),
+    "mixed, lockstep": (10, 80, (10.0, 10.0)),
+}
+
+
+def counted() -> BenchmarkResult:
+    arms = {}
+    for name, (steps, applications, speeds) in COUNTED.items():
+        metrics = {"steps": (steps,) * 2, "core_applications": (applications,) * 2}
+        metrics |= {"tokens_per_second": speeds, "tokens_per_cpu_second": speeds}
+        arms[name] = {metric: Summary.of(values) for metric, values in metrics.items()}
+    settings = {"requests": 2, "max_tokens": 5, "concurrency": 2}
+    return BenchmarkResult("", "", {}, {}, None, settings, 2, 0, {}, arms)
+
+
+def test_weight_bytes_follow_from_the_counts_and_speeds_are_compared_in_their_round() -> None:
+    settings = [Setting("mixed", (1, 8), batching=way) for way in LOOP_BATCHING]
+    table = study.batching(LOADED.config, settings, counted())
+    assert [entry["batching"] for entry in table] == list(LOOP_BATCHING)
+    sizes = {name: p.numel() for name, p in LOADED.model.named_parameters()}
+    core = sum(size for name, size in sizes.items() if name.startswith("core."))
+    looked_up = ("core.", "value_embeds.", "ln_")  # and the vectors of norms
+    rest = sum(size for name, size in sizes.items() if not name.startswith(looked_up))
+    for entry, (steps, applications, _) in zip(table, COUNTED.values(), strict=True):
+        assert (entry["steps"], entry["core_applications"]) == (steps, applications)
+        expected = 2 * (applications * core + steps * rest) / 10
+        assert entry["weight_bytes"]["own"] == pytest.approx(expected)
+    ratios = [entry["ratios"]["second"]["values"] for entry in table]
+    assert ratios == [(1.0, 3.0), (1.2, 1.2), (1.0, 1.0)]
 
 
 @pytest.fixture(scope="module")
@@ -216,13 +276,16 @@ def test_the_command_measures_through_engine_and_server(smoke: tuple[Path, dict]
     assert data["engine_against_dense"] < 1e-4
     by_name = {entry["name"]: entry for entry in data["tradeoff"]}
     assert next(iter(by_name)) == "depth 8"
-    for name in ("depth 8", "depth 1", "mixed", "mixed, lockstep"):
+    for name, depth in (("depth 8", 8), ("depth 1", 1)):
         found = by_name[name]["concurrent"]
-        assert found["tokens_per_second"] > 0
-        depths = tradeoff.MIXED if name.startswith("mixed") else (int(name[-1]),)
-        assert found["mean_loops"] == pytest.approx(sum(depths) / len(depths))
+        assert found["tokens_per_second"] > 0 and found["mean_loops"] == depth
     assert by_name["depth 1"]["single"]["core_applications"] == 1
-    (mixed,) = (entry for entry in data["batching"] if entry["name"] == "mixed")
+    depths = study.QUICK.mixed
+    for way in ("mixed, continuous", "mixed", "mixed, lockstep"):
+        mean = data["speed"]["concurrent"]["arms"][way]["mean_loops"]["median"]
+        assert mean == pytest.approx(sum(depths) / len(depths))
+    mixed = {e["batching"]: e for e in data["batching"] if e["workload"] == "mixed"}
+    assert list(mixed) == list(LOOP_BATCHING)
     assert mixed["continuous"]["core_applications"] < mixed["lockstep"]["core_applications"]
     assert mixed["continuous"]["steps"] > mixed["lockstep"]["steps"]
 
@@ -234,14 +297,29 @@ def test_the_report_says_what_the_data_say(smoke: tuple[Path, dict]) -> None:
         assert f"{abs(row['excess']):.4f} ± {row['error']:.4f}" in text
     for entry in data["exits"]:
         assert f"{abs(entry['approximation']):.4f} ± {entry['error']:.4f}" in text
+    for entry in data["batching"]:
+        assert f"{entry['core_applications']:.0f} | {entry['steps']:.0f} |" in text
     assert data["started"] in text and data["machine"]["cpu"] in text
     assert not re.search(r"nan|inf\b|None|-0\.0000", text)
+
+
+def test_the_report_says_who_reads_least_and_who_is_fastest(smoke: tuple[Path, dict]) -> None:
+    settings = [Setting("mixed", (1, 8), batching=way) for way in LOOP_BATCHING]
+    table = study.batching(LOADED.config, settings, counted())
+    *_, found = losses.sentences({**smoke[1], "batching": table})
+    assert "continuous applies the core 0.50 times as often and takes 2.00 times" in found
+    assert "tokens/s measured here 2.00× (1.00 to 3.00)" in found
+    assert "patient applies the core 0.62 times as often and takes 1.50 times" in found
+    # 40 cores and 20 edges against 50 and 15: an edge is 1.3 cores here, and 2 would be even.
+    assert edge_of(LOADED.config) < 2 < edge_of(PRESETS[study.SCALED])
+    assert "The fewest weight bytes: continuous here, patient with the layers of" in found
+    assert "Python's time: continuous." in found
 
 
 def test_the_figures_are_drawn(smoke: tuple[Path, dict]) -> None:
     folder, _ = smoke
     names = sorted(path.name for path in folder.glob("*.svg"))
-    assert names == ["parcae_tradeoff.svg", "parcae_tradeoff_exit.svg", "parcae_tradeoff_kv.svg"]
+    assert names == [f"parcae_tradeoff{part}.svg" for part in ("", "_batching", "_exit", "_kv")]
     assert all("<svg" in (folder / name).read_text() for name in names)
 
 
@@ -252,10 +330,18 @@ def test_held_out_rows_are_spread_and_whole() -> None:
         study.held_out_rows(loaded_model(vocab_size=288), 10000, 24)
 
 
-def test_a_plan_needs_the_mean_depth() -> None:
-    with pytest.raises(ValueError, match="mean depth 8"):
-        study.study(LOADED, study.Plan(depths=(1, 2)))
-    assert 8 in DEPTHS
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depths": (1, 2, 4)}, r"mean depth 8 .* without \[8\]"),
+        ({"depths": (8,), "speed_depths": (8, 2)}, r"without \[2\]"),
+        ({"thresholds": (0.0,)}, "thresholds must hold one above 0"),
+    ],
+)
+def test_a_plan_that_lacks_what_it_needs_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study.study(LOADED, study.Plan(**changes))
+    assert DEPTH in study.Plan().depths
 
 
 def test_a_model_without_a_loop_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
