@@ -3,7 +3,7 @@
     python -m minifer.parcae.train --out run                       # a laboratory model, a minute
     python -m minifer.parcae.train --out run --resume              # go on where it was interrupted
     python -m minifer.parcae.train --out run --layers 0,1,0 --injection concat --learning-rate 0.03
-    python -m minifer.parcae.train --out run --model parcae-tiny --steps 1600
+    python -m minifer.parcae.train --out run --model parcae-tiny --steps 1000
 
 OUT gets log.csv (a row a step), checkpoint.pt (what --resume reads) and, at the end, config.json
 and model.safetensors. With --resume all other options must be those of the first time: the loss

@@ -40,7 +40,7 @@ from minifer.weights.hf import save_hf
 NAME = "parcae-tiny"
 LENGTHS = (64, 128, 256, 512)  # of a step's rows, drawn; the last is the longest context
 RECIPE = Recipe(
-    steps=1600,
+    steps=5000,
     rows=8,
     length=64,  # rows · length tokens a step, whatever length is drawn
     learning_rate=5e-3,
