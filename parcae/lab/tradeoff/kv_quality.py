@@ -41,7 +41,6 @@ from minifer.sampling_params import SamplingParams
 POLICIES = ("full", "first-4", "first-2", "first-1", "cyclic-4", "cyclic-2", "terminal")
 THRESHOLDS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-DEEPEST = 16
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,10 @@ class Row:
     kv_bytes: float
 
 
-def policy_table(
-    loaded: Any, rows: Tensor, policies: Sequence[str] = POLICIES, num_loops: int | None = None
-) -> list[Row]:
-    """Each policy at one depth (None: the model's mean); the first one is the reference."""
-    depth = num_loops or loaded.config.loop.mean_recurrence
-    found = [force(loaded, rows, max_num_loops=depth, loop_kv_policy=name) for name in policies]
+def policy_table(loaded: Any, rows: Tensor, policies: Sequence[str] = POLICIES) -> list[Row]:
+    """Each policy at the model's mean depth; the first one is the reference."""
+    depth = loaded.config.loop.mean_recurrence
+    found = [force(loaded, rows, loop_kv_policy=name) for name in policies]
     return [
         _row(loaded, name, forced, found[0], depth, name)
         for name, forced in zip(policies, found, strict=True)
@@ -130,11 +127,11 @@ def _row(
 
 
 @torch.inference_mode()
-def dense_losses(model: Any, rows: Tensor, num_loops: int | None = None) -> Tensor:
+def dense_losses(model: Any, rows: Tensor) -> Tensor:
     """float64 [B, S]: nats of every token after the first of rows int64 [B, S + 1], from whole
     rows without any cache. The slow twin of `force`."""
     batch, backend = _batch(rows), RowsBackend()
-    hidden = model(batch, None, backend, num_loops)
+    hidden = model(batch, None, backend)
     return _losses(model.logits(hidden, backend), rows)[0]
 
 

@@ -6,24 +6,27 @@ Universal Design", https://jfly.uni-koeln.de/color/.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from minifer.parcae.lab.tradeoff.cells import Data
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Data = Mapping[str, Any]
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#767676"
-_SIZE = (7.2, 4.4)
+_ONE_PANEL, _TWO_PANELS = (7.2, 4.4), (9.6, 4.4)  # inches
 
 
 def save_plots(data: Data, folder: Path, stem: str = "parcae_tradeoff") -> list[Path]:
     """Write STEM.svg (speed against loss), STEM_batching.svg, STEM_exit.svg and STEM_kv.svg; the
     paths."""
-    from matplotlib import rc_context
-
+    try:
+        from matplotlib import rc_context
+    except ImportError:
+        raise RuntimeError('a plot needs matplotlib: pip install "minifer[course]"') from None
     paths = []
     for suffix, draw in (
         ("", speed_figure),
@@ -44,7 +47,7 @@ def speed_figure(data: Data) -> Figure:
     Speed is by CPU time: with one thread on an idle machine it is tokens/s, and on a busy one it
     still says what a token costs.
     """
-    figure = _figure((9.6, 4.4))
+    figure = _figure(_TWO_PANELS)
     panels = figure.subplots(1, 2, sharey=True)
     first, at = data["tradeoff"][0]["name"], data["plan"]["concurrency"]
     named = []
@@ -58,7 +61,7 @@ def speed_figure(data: Data) -> Figure:
             colour, marker = (_BLUE, "o") if name.startswith("depth") else (_RED, "D")
             axes.plot(x, entry["loss"], marker, color=colour)
             points.append((x, entry["loss"], name))
-        _label(axes, title, f"tokens a CPU second ÷ those of {first}", "")
+        _label(axes, title, f"tokens a CPU second ÷ those of {first}")
         axes.set_xlim(0, 1.3 * max(x for x, *_ in points))
         axes.margins(y=0.25)
         named.append(points)
@@ -72,7 +75,7 @@ def speed_figure(data: Data) -> Figure:
 def batching_figure(data: Data) -> Figure:
     """What each way to end a step takes, as a multiple of lockstep: a panel for each workload."""
     workloads = list(dict.fromkeys(entry["workload"] for entry in data["batching"]))
-    figure = _figure((9.6, 4.4))
+    figure = _figure(_TWO_PANELS)
     panels = figure.subplots(1, len(workloads), sharey=True)
     for axes, workload in zip(panels, workloads, strict=True):
         costs = {
@@ -94,7 +97,7 @@ def batching_figure(data: Data) -> Figure:
             axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8, bbox=white)
         axes.set_yticks(range(len(base)), list(base))
         axes.axvline(1, color=_GREY, linestyle="--", linewidth=1, label="lockstep")
-        _label(axes, workload, "÷ lockstep (less is better)", "")
+        _label(axes, workload, "÷ lockstep (less is better)")
         axes.margins(x=0.12)
     panels[0].invert_yaxis()  # shared: both start at the top
     panels[-1].legend(fontsize=9, frameon=False)
@@ -115,7 +118,7 @@ def _costs(name: str, entry: Data) -> dict[str, float]:
 
 def exit_figure(data: Data) -> Figure:
     """Loss against mean loops: fixed depths, early exit, early exit with exact KV."""
-    figure = _figure(_SIZE)
+    figure = _figure(_ONE_PANEL)
     axes = figure.subplots()
     mean = data["model"]["loop"]["mean_recurrence"]
     depths = data["depths"]
@@ -147,7 +150,7 @@ def exit_figure(data: Data) -> Figure:
 
 def kv_figure(data: Data) -> Figure:
     """Loss above `full` against KV bytes, one labelled point a policy."""
-    figure = _figure(_SIZE)
+    figure = _figure(_ONE_PANEL)
     axes = figure.subplots()
     points = []
     for prefix, colour, marker in (
@@ -174,10 +177,8 @@ def kv_figure(data: Data) -> Figure:
 
 
 def _figure(size: tuple[float, float]) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RuntimeError('a plot needs matplotlib: pip install "minifer[course]"') from None
+    from matplotlib.figure import Figure  # no window, no global state
+
     return Figure(figsize=size, dpi=120, layout="constrained")
 
 
@@ -237,7 +238,7 @@ def _overlap(a: Box, b: Box) -> float:
     return max(0.0, wide) * max(0.0, high)
 
 
-def _label(axes: Axes, heading: str, x: str, y: str) -> None:
+def _label(axes: Axes, heading: str, x: str, y: str = "") -> None:
     axes.set_title(heading, fontsize=10, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
