@@ -98,9 +98,10 @@ class LoopedRunner(ModelRunner):
         for span in active:
             span.loops += 1
             span.looping = span.loops < span.depth
-        for span in self._exits(active, before, after):
+        left = self._exits(active, before, after)
+        for span in left:
             span.looping = False
-            self._fill(rows.step, span)
+        self._fill(rows.step, left)
         through = sum(rows.done(entry) for entry in range(len(rows.spans)))
         return through < max(1, math.ceil(self._through * len(rows.spans)))
 
@@ -131,19 +132,20 @@ class LoopedRunner(ModelRunner):
         changes = turned_by(before[asked], after[asked]).tolist()
         return [s for s, change in zip(spans, changes, strict=True) if change < (s.threshold or 0)]
 
-    def _fill(self, step: StepInput, span: Span) -> None:
-        """A token has left: in the iterations it does not run, later tokens see the keys and
-        values of its last one."""
-        last, policy = span.loops - 1, self.loop.policy
-        source = self.loop.core_slot(last)
-        later = range(last + 1, span.depth)
-        targets = {self.loop.core_slot(t) for t in later if policy.writes(t)} - {source}
-        block, offset = divmod(step.slot_mapping[span.rows.start], step.block_size)
-        for caches in (self.kv.keys, self.kv.values):
-            for layer in range(self.loop.core):
-                kept = caches[source + layer][block, offset]
-                for target in targets:
-                    caches[target + layer][block, offset] = kept
+    def _fill(self, step: StepInput, left: list[Span]) -> None:
+        """Tokens have left: in the iterations they do not run, later tokens see the keys and
+        values of their last one."""
+        for last, depth in {(span.loops - 1, span.depth) for span in left}:
+            alike = (span for span in left if (span.loops - 1, span.depth) == (last, depth))
+            places = [step.slot_mapping[span.rows.start] for span in alike]
+            source, policy = self.loop.core_slot(last), self.loop.policy
+            later = range(last + 1, depth)
+            targets = {self.loop.core_slot(t) for t in later if policy.writes(t)} - {source}
+            for caches in (self.kv.keys, self.kv.values):
+                for layer in range(self.loop.core):
+                    kept = caches[source + layer].flatten(0, 1)[places]
+                    for target in targets:
+                        caches[target + layer].flatten(0, 1)[places] = kept
 
     def _blank(self, step: StepInput, spans: list[Span]) -> None:
         """Tiers keep whole blocks, and only finite ones: what iterations that a shallow request
