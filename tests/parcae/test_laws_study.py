@@ -164,6 +164,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     return folder, json.loads((folder / "parcae_laws.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_found(smoke: tuple[Path, dict]) -> None:
     folder, data = smoke
     assert data["quick"] and data["seeds"] == [0] and data["trainings"] == 9
@@ -174,6 +175,7 @@ def test_the_command_writes_what_it_found(smoke: tuple[Path, dict]) -> None:
     assert "Quick run" in text and "±" in text
 
 
+@pytest.mark.slow
 def test_the_command_draws_a_figure_a_part(smoke: tuple[Path, dict]) -> None:
     folder, data = smoke
     names = sorted(path.name for path in folder.glob("*.svg"))
@@ -188,6 +190,18 @@ def test_the_command_draws_a_figure_a_part(smoke: tuple[Path, dict]) -> None:
     assert "nats a token" in axes[0].get_ylabel() and "measured here" in axes[0].get_title()
     computed = laws_plots.training_figure(data["training"]).axes
     assert "reported" in computed[0].get_title() and "computed" in computed[1].get_title()
+
+
+def test_a_part_that_trains_nothing_is_written_alone(tmp_path: Path) -> None:
+    words = ["parcae", "laws", "--quick", "--part", "training", "--out", str(tmp_path)]
+    assert cli.main(words) == 0
+    data = json.loads((tmp_path / "parcae_laws.json").read_text())
+    assert data["trainings"] == 0 and data["versions"]["torch"]
+    assert "training" in data and not {"test_time", "isoflop"} & {k for k in data if data[k]}
+    text = (tmp_path / "parcae_laws.md").read_text()
+    assert "By `minifer parcae laws --part training --quick`" in text
+    assert (tmp_path / "parcae_laws_training.svg").exists()
+    assert not (tmp_path / "parcae_laws_isoflop.svg").exists()
 
 
 def test_parts_and_seeds_are_chosen() -> None:
