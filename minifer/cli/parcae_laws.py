@@ -56,6 +56,11 @@ def add(experiments: Any) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help=f"write {STEM}.json, .md and figures there"
     )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help=f"keep the parts of FOLDER/{STEM}.json that this call does not make",
+    )
     parser.add_argument("--quick", action="store_true", help="a few steps of everything, one seed")
 
 
@@ -63,11 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path | None = arguments.out
     if out is not None and not out.is_dir():
         raise ValueError(f"--out: there is no folder {out}, make it first")
+    if arguments.merge and (out is None or not (out / f"{STEM}.json").is_file()):
+        raise ValueError(f"--merge needs --out with a folder that holds {STEM}.json")
+    if arguments.merge and arguments.quick:
+        raise ValueError("--merge takes no --quick, whose numbers mean nothing")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
     from tqdm import tqdm
 
     from minifer.parcae.lab.laws import study as laws
+    from minifer.parcae.lab.laws.merge import merge
     from minifer.parcae.lab.laws.plots import save_plots
     from minifer.parcae.lab.laws.report import markdown
 
@@ -82,7 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
             workers=arguments.jobs or os.cpu_count() or 1,
             progress=lambda: bar.update() and None,
         )
-    text = markdown(data, _command(arguments))
+    data["command"] = _command(arguments)
+    if out is not None and arguments.merge:
+        data = merge(json.loads((out / f"{STEM}.json").read_text(encoding="utf-8")), data)
+    text = markdown(data, data["command"])
     print(text, end="")
     if out is not None:
         (out / f"{STEM}.md").write_text(text, encoding="utf-8")

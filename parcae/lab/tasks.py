@@ -1,19 +1,23 @@
 """Composing permutations: a task in which more loops visibly help.
 
-A row is a sequence of permutations of three things; the answer at every position is the product of
-all permutations so far::
+A row is a start symbol and a sequence of permutations of three things; the answer at every
+permutation is the product of all so far::
 
-    row      a     b      c        …
-    answer   a   b ∘ a  c ∘ b ∘ a  …
-    hops     0     1      2
+    row      start  a     b      c        …
+    answer     –    a   b ∘ a  c ∘ b ∘ a  …
+    hops       –    0     1      2
+
+The start symbol asks nothing, but without it a row that begins "a a" looks like one that begins
+"a": attention averages the values of equal symbols, which gives that value again whatever the
+weights, and relative positions do not say how many there were.
 
 The order matters, so the answer is no sum over what came before, which attention has at once: it
 passes from position to position, each adding its own permutation to its neighbour's answer. With
 one layer in the core a loop is about one hop: k hops need about k loops. An answer that has arrived
 stays, since computing it again gives it again, so more loops than needed do no harm.
 
-Measured with the defaults, seed 0 alone (torch 2.13, one core, a minute): after 4 hops 19 % are
-right at T = 1, 69 % at 4, 92 % at 8; after 11 hops 31 % at T = 8 and 88 % at 16.
+About a minute of one core trains a model; `lectures/results/parcae_laws.md` has what three of them
+get right.
 
 The word problem of a group is a known measure of what depth buys (https://arxiv.org/abs/2404.08819).
 """
@@ -35,8 +39,15 @@ from minifer.parcae.train import Recipe, StepRecord, train
 # Three permutations of three things: 0 … 5 in lexicographic order.
 PERMUTATIONS: tuple[tuple[int, ...], ...] = tuple(itertools.permutations(range(3)))
 NUM_PERMUTATIONS = len(PERMUTATIONS)
+START = NUM_PERMUTATIONS  # the symbol every row begins with
+NUM_SYMBOLS = NUM_PERMUTATIONS + 1
+NO_ANSWER = -100  # cross-entropy leaves it out
 
+# length: permutations in a row, the start symbol not counted.
 RECIPE = Recipe(steps=800, rows=48, length=12, learning_rate=5e-3, warmup=20, cooldown=0.3)
+
+WIDTH = 64
+LAYERS = (0, 1, 0)  # of prelude, core and coda: a pure loop
 
 
 @functools.cache
@@ -49,15 +60,18 @@ def products() -> Tensor:
 
 
 def sample_task(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random permutations and the product up to each position: int64 [rows, length] each.
+    """Start and `length` random permutations, and the product up to each: int64 [rows, 1 + length]
+    each; the answer at the start is `NO_ANSWER`.
 
     Raises `ValueError` when either is below 1.
     """
     if rows < 1 or length < 1:
         raise ValueError(f"rows and length must be at least 1, got {rows!r} and {length!r}")
-    inputs = torch.randint(NUM_PERMUTATIONS, (rows, length), generator=generator)
+    inputs = torch.full((rows, 1 + length), START)
+    inputs[:, 1:] = torch.randint(NUM_PERMUTATIONS, (rows, length), generator=generator)
     answers = inputs.clone()
-    for i in range(1, length):
+    answers[:, 0] = NO_ANSWER
+    for i in range(2, 1 + length):
         answers[:, i] = products()[inputs[:, i], answers[:, i - 1]]
     return inputs, answers
 
@@ -65,8 +79,8 @@ def sample_task(rows: int, length: int, generator: torch.Generator) -> tuple[Ten
 def train_task(
     recipe: Recipe = RECIPE,
     *,
-    width: int = 64,
-    layers: tuple[int, int, int] = (0, 1, 0),
+    width: int = WIDTH,
+    layers: tuple[int, int, int] = LAYERS,
     on_step: Callable[[StepRecord], None] | None = None,
 ) -> Parcae:
     """A model trained on the task; rows and length are the recipe's, weights of its seed.
@@ -74,10 +88,10 @@ def train_task(
     About a minute on one core with the defaults. Raises `ValueError` as `lab_model` and `train`.
     """
     model = lab_model(
-        NUM_PERMUTATIONS,
+        NUM_SYMBOLS,
         width=width,
         layers=layers,
-        length=recipe.length,
+        length=1 + recipe.length,
         mean_recurrence=recipe.mean_recurrence,
         seed=recipe.seed,
     )
@@ -102,6 +116,6 @@ def accuracy_by_depth(
     inputs, answers = sample_task(rows, length, generator)
     shown = torch.cat([inputs, inputs[:, :1]], 1)  # the last column is not read
     return {
-        depth: (logits.argmax(-1).view_as(answers) == answers).double().mean(0).tolist()
+        depth: (logits.argmax(-1).view_as(answers) == answers)[:, 1:].double().mean(0).tolist()
         for depth, logits in logits_by_depth(model, shown, depths)
     }

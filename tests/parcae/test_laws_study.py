@@ -121,7 +121,7 @@ def test_a_question_is_solved_from_where_its_answers_stay_right() -> None:
     unsure = depth_task.summarise([result(0, [never]), result(1, [late])])
     assert unsure.solved_from == (3,) and unsure.mean[2] == pytest.approx((0.575,))
     text = "\n".join(_depth_task(laws.task([result(0, [always, late, lost, never])])))
-    assert "0: T = 1; 1: T = 3; 2: T = 16; 3: never." in text
+    assert f"0: T = 1; 1: T = 3; 2: T = {depth_task.DEPTHS[-1]}; 3: never." in text
 
 
 # -- the verdicts

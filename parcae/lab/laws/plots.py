@@ -191,32 +191,56 @@ def isoflop_figure(part: Data) -> Figure:
 
 
 def task_figure(part: Data) -> Figure:
-    """Share of right answers over T, a line for each number of hops."""
+    """Share of right answers over T, a line for each number of hops, named where it rises."""
     from matplotlib import colormaps
 
-    figure = _figure((7.2, 4.6))
+    figure = _figure((8.4, 4.8))
     axes = figure.subplots()
     hops = len(part["solved_from"])
-    mean, deviation = np.array(part["mean"]), np.array(part["spread"])
-    for i, k in enumerate(k for k in range(hops) if k in SHOWN_HOPS):
-        axes.errorbar(
-            part["depths"],
-            mean[:, k],
-            yerr=deviation[:, k] if len(part["seeds"]) > 1 else None,
-            color=colormaps["viridis"](0.9 * k / max(1, hops - 1)),
-            marker=_MARKERS[i % len(_MARKERS)],
-            markersize=5,
-            linewidth=1.5,
-            capsize=3,
-            label=str(k),
-        )
-    axes.axhline(1 / 6, color=_GREY, linewidth=1, linestyle=":", label="guessing")
+    depths, mean, deviation = (np.array(part[key]) for key in ("depths", "mean", "spread"))
+    from_the_start = []
+    for k in (k for k in range(hops) if k in SHOWN_HOPS):
+        colour = colormaps["viridis"](0.85 * k / max(1, hops - 1))
+        low, high = mean[:, k] - deviation[:, k], mean[:, k] + deviation[:, k]
+        if len(part["seeds"]) > 1:
+            axes.fill_between(
+                depths, low.clip(0, 1), high.clip(0, 1), color=colour, alpha=0.2, linewidth=0
+            )
+        axes.plot(depths, mean[:, k], ".-", color=colour, markersize=6, linewidth=1.6)
+        place = _rise(depths, mean[:, k])
+        if place is None:
+            from_the_start.append(str(k))
+        else:
+            axes.annotate(
+                str(k),
+                place,
+                color=colour,
+                fontweight="bold",
+                ha="center",
+                va="center",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9},
+            )
+    if from_the_start:
+        axes.annotate(f"{', '.join(from_the_start)} hops", (depths[0], 1.02), fontweight="bold")
+    axes.axhline(1 / 6, color=_GREY, linewidth=1, linestyle=":")
+    axes.annotate("guessing", (depths[-1], 1 / 6), ha="right", va="bottom", color=_GREY)
     _depth_axis(axes, part["depths"])
-    axes.set_ylim(0, 1.05)
+    axes.set_ylim(0, 1.1)
     axes.set_ylabel("share of right answers")
-    axes.set_title(_seeds("measured here: products of permutations", part["seeds"]))
-    axes.legend(title="hops", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    title = "measured here: products of permutations, by hops"
+    axes.set_title(_seeds(title, part["seeds"], "band: ±"))
     return figure
+
+
+def _rise(depths: np.ndarray, mean: np.ndarray) -> tuple[float, float] | None:
+    """Where a curve is halfway from its lowest to its highest, on a logarithmic axis of depths;
+    None if it starts above that."""
+    half = (mean.min() + mean.max()) / 2
+    i = int(np.argmax(mean >= half))
+    if i == 0:
+        return None
+    x = np.interp(half, mean[i - 1 : i + 1], np.log(depths[i - 1 : i + 1]))
+    return float(np.exp(x)), float(half)
 
 
 def _depth_axis(axes: Axes, depths: list[int]) -> None:
@@ -227,9 +251,9 @@ def _depth_axis(axes: Axes, depths: list[int]) -> None:
     axes.set_xlabel("T, loops when the model runs")
 
 
-def _seeds(title: str, seeds: list[int]) -> str:
+def _seeds(title: str, seeds: list[int], drawn: str = "±") -> str:
     count = len(seeds)
-    return f"{title} ({count} seeds, ± deviation)" if count > 1 else f"{title} (one seed)"
+    return f"{title} ({count} seeds, {drawn} deviation)" if count > 1 else f"{title} (one seed)"
 
 
 def _figure(size: tuple[float, float]) -> Figure:

@@ -27,7 +27,7 @@ def markdown(data: Data, command: str) -> str:
         ("isoflop", "A budget for loops or for tokens (measured here, noisy)", _isoflop),
     ):
         if part in data:
-            lines += ["", f"## {title}", "", *write(data[part])]
+            lines += ["", f"## {title}", "", *_call(data[part]), *write(data[part])]
     if "training" in data:
         lines += ["", *published(data["training"])]
     return "\n".join(lines) + "\n"
@@ -49,6 +49,19 @@ def _head(data: Data, command: str) -> list[str]:
     if data["quick"]:
         lines += ["", "**Quick run: a few steps, to see that it runs. The numbers mean nothing.**"]
     return lines
+
+
+def _call(part: Data) -> list[str]:
+    """Of a part that was measured by a later call than the rest (`merge`)."""
+    if "measured" not in part:
+        return []
+    call = part["measured"]
+    return [
+        f"This part is newer than the rest: by `{call['command']}` on {call['started']}, "
+        f"{call['trainings']} trainings in {call['seconds']:.0f} s ({call['cpu_seconds']:.0f} s of "
+        f"CPU), {call['machine']['processes']} at a time, on {call['machine']['cpu']}.",
+        "",
+    ]
 
 
 # -- loss by depth
@@ -221,22 +234,34 @@ def _isoflop(part: Data) -> list[str]:
 
 
 def _depth_task(part: Data) -> list[str]:
-    depths, solved_from = part["depths"], part["solved_from"]
-    hops = [k for k in range(len(solved_from)) if k in SHOWN_HOPS]
+    depths, recipe = part["depths"], part["recipe"]
+    hops = [k for k in range(len(part["solved_from"])) if k in SHOWN_HOPS]
     rows = [
         [f"T = {depth}", *(_pm(mean[k], deviation[k], part, ".2f") for k in hops)]
         for depth, mean, deviation in zip(depths, part["mean"], part["spread"], strict=True)
     ]
-    solved = [f"{k}: T = {T}" if T else f"{k}: never" for k, T in enumerate(solved_from)]
     return [
-        "The product of a row of permutations, each position one hop from its neighbour's answer; "
-        "a pure loop of one layer, trained with Poisson depths, μ = 8. Share of right answers by "
-        "loops and hops; guessing is right once in six. A row that begins with the same "
-        "permutation twice looks like one that begins with it once: of 1 hop, 31/36 = 0.86 can be "
-        "right where all of 0 hops are.",
+        "The product of a row of permutations of three things, each position one hop from its "
+        "neighbour's answer. A row begins with a start symbol: without it one that begins with "
+        "the same permutation twice would look like one that begins with it once, and where all "
+        "of 0 hops are right only 31/36 = 0.86 of 1 hop could be.",
         "",
-        *table(["loops", *(f"{k} hops" for k in hops)], rows),
+        f"A pure loop of one layer, width {recipe['width']}, {part['runs'][0]['steps']} steps of "
+        f"{recipe['rows']} rows of {recipe['length']} permutations, Poisson depths with "
+        f"μ = {recipe['mean_recurrence']}. Share of right answers by loops and hops, on new rows; "
+        "guessing is right once in six.",
         "",
-        f"- Hops, and the depth from which at least {100 * part['right']:.0f}% are right: "
-        f"{'; '.join(solved)}.",
+        *table(["loops", *(f"{k} hop{'s' * (k != 1)}" for k in hops)], rows),
+        "",
+        "- Solved means here: at least "
+        f"{100 * part['right']:.0f}% right on average over the seeds, with that many loops and "
+        "with all larger numbers tried. The threshold is a choice. Hops, and the depth from which "
+        f"they are solved: {_from(part['solved_from'])}.",
+        f"- With {100 * part['nearly_all']:.0f}% as the threshold: "
+        f"{_from(part['nearly_all_from'])}.",
     ]
+
+
+def _from(depths: Sequence[int | None]) -> str:
+    """hops → depth, in words."""
+    return "; ".join(f"{k}: T = {T}" if T else f"{k}: never" for k, T in enumerate(depths))

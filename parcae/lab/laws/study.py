@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from minifer import __version__
+from minifer.parcae.lab import tasks
 from minifer.parcae.lab.laws import counter_evidence, depth_law, depth_task, isoflop
 from minifer.parcae.lab.laws import training_law as law
 from minifer.parcae.lab.laws.fits import FORMS
@@ -235,10 +236,14 @@ def task(results: Sequence[depth_task.TaskResult]) -> dict[str, Any]:
     return {
         "source": "measured here",
         "depths": list(depth_task.DEPTHS),
+        "recipe": asdict(tasks.RECIPE)
+        | {"width": tasks.WIDTH, "layers": list(tasks.LAYERS), "start_symbol": True},
         "right": depth_task.RIGHT,
+        "nearly_all": depth_task.NEARLY_ALL,
         "runs": [
             {
                 "seed": result.job.seed,
+                "steps": result.job.steps or tasks.RECIPE.steps,
                 "accuracy": result.accuracy,
                 "cpu_seconds": round(result.cpu_seconds, 2),
             }
