@@ -15,7 +15,7 @@ from minifer import cli
 from minifer.config import EngineConfig
 from minifer.execution.reference import DenseBackend, sequence_batch
 from minifer.loops import LOOP_BATCHING
-from minifer.parcae.costs import kv_bytes_per_token
+from minifer.parcae.costs import kv_bytes_per_token, parameters
 from minifer.parcae.lab.depth_batching import edge_of
 from minifer.parcae.lab.tradeoff import kv_quality, losses, study, teacher_forcing
 from minifer.parcae.lab.tradeoff.kv_quality import Exit, Row
@@ -297,16 +297,30 @@ def test_the_report_says_what_the_data_say(smoke: tuple[Path, dict]) -> None:
         assert f"{abs(row['excess']):.4f} ± {row['error']:.4f}" in text
     for entry in data["exits"]:
         assert f"{abs(entry['approximation']):.4f} ± {entry['error']:.4f}" in text
-    for entry in data["batching"]:
+    for entry in (*data["batching"], *data["simulated"]):
         assert f"{entry['core_applications']:.0f} | {entry['steps']:.0f} |" in text
     assert data["started"] in text and data["machine"]["cpu"] in text
     assert not re.search(r"nan|inf\b|None|-0\.0000", text)
 
 
+def test_longer_runs_of_the_mixed_workload_are_simulated() -> None:
+    """Three seats, a wave of three requests each: a wave in lockstep takes 5 tokens of 8 loops."""
+    plan = study.Plan(requests=(1, 3), concurrency=3, answer_len=5, longer=(1, 2))
+    table = study.simulated(LOADED.config, plan)
+    found = [(e["requests"], e["core_applications"], e["steps"]) for e in table]
+    assert found[2] == (3, 40, 5) and found[5] == (6, 80, 10)
+    assert [e["batching"] for e in table] == [*LOOP_BATCHING] * 2
+    for entry in table:
+        cores = entry["core_applications"] + edge_of(LOADED.config) * entry["steps"]
+        core = 2 * parameters(LOADED.config).core
+        tokens = entry["requests"] * 5
+        assert entry["weight_bytes"]["own"] == pytest.approx(cores * core / tokens)
+
+
 def test_the_report_says_who_reads_least_and_who_is_fastest(smoke: tuple[Path, dict]) -> None:
     settings = [Setting("mixed", (1, 8), batching=way) for way in LOOP_BATCHING]
     table = study.batching(LOADED.config, settings, counted())
-    *_, found = losses.sentences({**smoke[1], "batching": table})
+    *_, found, _ = losses.sentences({**smoke[1], "batching": table})
     assert "continuous applies the core 0.50 times as often and takes 2.00 times" in found
     assert "tokens/s measured here 2.00× (1.00 to 3.00)" in found
     assert "patient applies the core 0.62 times as often and takes 1.50 times" in found

@@ -25,7 +25,8 @@ def sentences(data: Data) -> list[str]:
         )
     lines += [_exit_sentence(data), *_policy_sentences(data), _prefix_sentence(data)]
     workloads = dict.fromkeys(entry["workload"] for entry in data["batching"])
-    return [*lines, *(_batching_sentence(data, workload) for workload in workloads)]
+    lines += [_batching_sentence(data, workload) for workload in workloads]
+    return [*lines, _simulated_sentence(data)]
 
 
 def _exit_sentence(data: Data) -> str:
@@ -97,6 +98,24 @@ def _batching_sentence(data: Data, workload: str) -> str:
         f"- **Depth batching, {workload}.** {' '.join(parts)} "
         f"The fewest weight bytes: {fewest['own']} here, {fewest[SCALED]} with the layers of "
         f"{SCALED}; the fastest on this machine, where a step also takes Python's time: {fastest}."
+    )
+
+
+def _simulated_sentence(data: Data) -> str:
+    """The default, in the shortest and the longest run."""
+    numbers = [entry["requests"] for entry in data["simulated"]]
+    parts = []
+    for requests in (min(numbers), max(numbers)):
+        ways = {e["batching"]: e for e in data["simulated"] if e["requests"] == requests}
+        own, large = (
+            ways[data["default_batching"]]["weight_bytes"][size]
+            / ways["lockstep"]["weight_bytes"][size]
+            for size in ("own", SCALED)
+        )
+        parts.append(f"with {requests} requests {own:.2f} and {large:.2f} times lockstep's")
+    return (
+        f"- **Depth batching, longer runs of mixed.** Weight bytes of {data['default_batching']}, "
+        f"simulated, here and with the layers of {SCALED}: {', '.join(parts)}."
     )
 
 

@@ -183,6 +183,33 @@ def _batching(data: Data) -> list[str]:
         "prelude, coda and head once (bfloat16). ÷ lockstep: tokens/s against lockstep's in the "
         "same round, measured here, median and range over rounds; by CPU time: tokens a CPU "
         "second, likewise.",
+        "",
+        *_simulated(data),
+    ]
+
+
+def _simulated(data: Data) -> list[str]:
+    lockstep = {e["requests"]: e for e in data["simulated"] if e["batching"] == "lockstep"}
+    rows = []
+    for entry in data["simulated"]:
+        base = lockstep[entry["requests"]]["weight_bytes"]
+        rows.append(
+            [
+                f"{entry['requests']}",
+                entry["batching"],
+                f"{entry['core_applications']:,}",
+                f"{entry['steps']:,}",
+                *(f"{found / base[size]:.2f}" for size, found in entry["weight_bytes"].items()),
+            ]
+        )
+    heads = ["requests", "a step ends", "core applications", "steps", "weight bytes ÷ lockstep"]
+    heads.append(f"with the layers of {SCALED}")
+    return [
+        *table(heads, rows),
+        "",
+        "The mixed workload simulated, for more requests too: the counts follow from its depths. "
+        "Towards the end of a run nobody takes a free seat, and the deep requests are left; the "
+        "more requests, the less that matters.",
     ]
 
 

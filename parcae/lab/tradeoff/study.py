@@ -18,7 +18,7 @@ from torch import Tensor
 from minifer.config import EngineConfig, ModelConfig
 from minifer.loops import LOOP_BATCHING
 from minifer.parcae.costs import parameters
-from minifer.parcae.lab.depth_batching import edge_of
+from minifer.parcae.lab.depth_batching import edge_of, simulate, workload
 from minifer.parcae.lab.tradeoff import kv_quality
 from minifer.parcae.lab.tradeoff.kv_quality import Exit, Row
 from minifer.parcae.lab.tradeoff.serving_speed import Setting, Traffic, measure
@@ -37,7 +37,7 @@ SCALED = "parcae-1.3b"  # whose weight bytes are modelled from the counts, besid
 class Plan:
     """How much to measure. rows, length: of the held-out text. mixed: depths of the mixed workload,
     in turn. prompt_len, answer_len: tokens of requests to the server; requests: at concurrency 1,
-    and at `concurrency`."""
+    and at `concurrency`. longer: how many times as many requests are simulated."""
 
     rows: int = 48
     length: int = 64
@@ -50,7 +50,8 @@ class Plan:
     answer_len: int = 48
     requests: tuple[int, int] = (2, 16)
     concurrency: int = 8
-    runs: int = 3
+    longer: tuple[int, ...] = (1, 2, 4)
+    runs: int = 5
     warmup: int = 1
 
 
@@ -161,6 +162,7 @@ def study(
         "tradeoff": tradeoff(alone, speeds, [*depths, *(entry.engine for entry in exits)]),
         "default_batching": EngineConfig.loop_batching,
         "batching": batching(config, together, speeds["concurrent"]),
+        "simulated": simulated(config, plan),
     }
 
 
@@ -223,36 +225,50 @@ def tradeoff(
 def batching(
     config: ModelConfig, settings: Sequence[Setting], result: BenchmarkResult
 ) -> list[dict[str, Any]]:
-    """Every way to end a step under the workloads that were served in lockstep too: counts, the
-    weight bytes a token that follow from them (bfloat16), and the speed against lockstep's.
-
-    A step reads prelude, coda and head once, an application of the core its weights; how much that
-    is depends on the shape: the model's own, and `SCALED`.
-    """
+    """Every way to end a step under the workloads that were served in lockstep too: counts, what
+    follows from them, and the speed against lockstep's."""
     table = []
     lockstep = {s.workload: s.name for s in settings if s.batching == "lockstep"}
     ordered = sorted(settings, key=lambda setting: list(LOOP_BATCHING).index(setting.batching))
-    for workload, base in lockstep.items():
-        for setting in (s for s in ordered if s.workload == workload):
+    for asked, base in lockstep.items():
+        for setting in (s for s in ordered if s.workload == asked):
             metrics = result.arms[setting.name]
-            steps, applications = metrics["steps"].median, metrics["core_applications"].median
-            weight_bytes = {}
-            for size, shape in (("own", config), (SCALED, PRESETS[SCALED])):
-                cores = applications + edge_of(shape) * steps
-                core = parameters(shape).core * ElementBytes().weight
-                weight_bytes[size] = cores * core / _tokens(result)
+            counts = metrics["core_applications"].median, metrics["steps"].median
             table.append(
                 {
-                    "workload": workload,
+                    "workload": asked,
                     "batching": setting.batching,
                     "tokens_per_second": metrics["tokens_per_second"].median,
                     "ratios": _ratios(result, setting.name, base),
-                    "core_applications": applications,
-                    "steps": steps,
-                    "weight_bytes": weight_bytes,
+                    **_reads(config, *counts, _tokens(result)),
                 }
             )
     return table
+
+
+def simulated(config: ModelConfig, plan: Plan) -> list[dict[str, Any]]:
+    """The mixed workload with more requests than were served: the counts that follow from its
+    depths (`depth_batching.simulate`). In a short run its end weighs most, where few are left."""
+    table = []
+    for times in plan.longer:
+        jobs = workload(plan.mixed, times * plan.requests[1], plan.answer_len)
+        for way in LOOP_BATCHING:
+            count = simulate(jobs, plan.concurrency, way)
+            reads = _reads(
+                config, count.core_applications, count.steps, len(jobs) * plan.answer_len
+            )
+            table.append({"requests": len(jobs), "batching": way, **reads})
+    return table
+
+
+def _reads(config: ModelConfig, applications: float, steps: float, tokens: int) -> dict[str, Any]:
+    """The counts, and weight bytes a token (bfloat16): an application reads the core's, a step
+    those of prelude, coda and head. By the model's own shape, and that of `SCALED`."""
+    weight_bytes = {}
+    for size, shape in (("own", config), (SCALED, PRESETS[SCALED])):
+        core = parameters(shape).core * ElementBytes().weight
+        weight_bytes[size] = (applications + edge_of(shape) * steps) * core / tokens
+    return {"core_applications": applications, "steps": steps, "weight_bytes": weight_bytes}
 
 
 def _ratios(result: BenchmarkResult, name: str, base: str) -> dict[str, Any]:
