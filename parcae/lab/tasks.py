@@ -14,7 +14,7 @@ weights, and relative positions do not say how many there were.
 The order matters, so the answer is no sum over what came before, which attention has at once: it
 passes from position to position, each adding its own permutation to its neighbour's answer. With
 one layer in the core a loop is about one hop: k hops need about k loops. An answer that has arrived
-stays, since computing it again gives it again, so more loops than needed do no harm.
+stays, since computing it again gives it again: more loops than needed do little harm.
 
 About a minute of one core trains a model; `lectures/results/parcae_laws.md` has what three of them
 get right.

@@ -51,8 +51,10 @@ def test_a_new_part_replaces_its_own_and_says_when_it_was_measured() -> None:
     del merged["test_time"]
     text = markdown(merged, merged["command"])
     assert "By `call of monday` on monday" in text
-    assert "newer than the rest: by `call of tuesday` on tuesday" in text
-    assert "newer" not in markdown(call("monday", depth_task=task_part(0.6)), "x")
+    assert (
+        "measured anew, in the place of the one of the call above: by `call of tuesday` on" in text
+    )
+    assert "anew" not in markdown(call("monday", depth_task=task_part(0.6)), "x")
 
 
 def test_both_thresholds_and_the_recipe_are_said() -> None:

@@ -2,5 +2,5 @@
 
 `fits` has the forms of the curves; `depth_law`, `depth_task` and `isoflop` train and measure;
 `training_law`, `flops` and `counter_evidence` hold what others published and what follows from it;
-`study` runs everything, the rest writes it down.
+`study` runs everything, `merge` puts a newer part among older ones, the rest writes it down.
 """

@@ -57,7 +57,8 @@ def _call(part: Data) -> list[str]:
         return []
     call = part["measured"]
     return [
-        f"This part is newer than the rest: by `{call['command']}` on {call['started']}, "
+        "This part was measured anew, in the place of the one of the call above: by "
+        f"`{call['command']}` on {call['started']}, "
         f"{call['trainings']} trainings in {call['seconds']:.0f} s ({call['cpu_seconds']:.0f} s of "
         f"CPU), {call['machine']['processes']} at a time, on {call['machine']['cpu']}.",
         "",
