@@ -21,7 +21,6 @@ module., _orig_mod., model. before any name            wrappers of a trainer, dr
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +112,7 @@ def read_bin(file: str | Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
         raise ValueError(f"there is no file {str(path)!r}; check the path") from None
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # of a damaged pickle it may be any: KeyError, AssertionError, …
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"{path} is torn, or not a file of tensors alone as torch writes it ({reason}); "
@@ -129,6 +128,9 @@ def read_bin(file: str | Path) -> dict[str, Tensor]:
             raise ValueError(
                 f"{path} must hold tensors by name, got {type(value).__name__} for {name!r}"
             )
+        if value.layout != torch.strided or value.is_meta:
+            kind = "meta" if value.is_meta else str(value.layout)
+            raise ValueError(f"{path} must hold dense tensors, got a {kind} one for {name!r}")
     return dict(content)
 
 

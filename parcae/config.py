@@ -9,7 +9,7 @@ Source: the fields are the authors' (https://github.com/sandyresearch/parcae).
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -46,6 +46,7 @@ _MUST_BE_OFF: dict[str, tuple[Any, ...]] = {
     "randomize_positions_from": (None,),
     "mup_model_scaling_factor": (None, 1),
 }
+MAX = sys.float_info.max
 _STATE_INITS = ("like-init", "zero")
 
 
@@ -88,8 +89,8 @@ def config_from_parcae(raw: Mapping[str, Any], source: str = "config.json") -> M
         rope=RopeConfig(theta=_rope_base(raw, source)),
         tie_word_embeddings=True,
         dtype=dtype_name(raw, source),
-        bos_token_id=raw.get("bos_token_id"),
-        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        bos_token_id=_bos(raw, source),
+        eos_token_ids=_eos(raw, source),
         loop=loop,
     )
 
@@ -198,9 +199,26 @@ def _count(raw: Mapping[str, Any], key: str, source: str) -> int:
 
 def _positive(raw: Mapping[str, Any], key: str, source: str) -> float:
     value = required(raw, key, source)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX:
         raise ValueError(f"{key} in {source} must be a number above 0, got {value!r}")
     return float(value)
+
+
+def _bos(raw: Mapping[str, Any], source: str) -> int | None:
+    value = raw.get("bos_token_id")
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"bos_token_id in {source} must be a token id or null, got {value!r}")
+    return value
+
+
+def _eos(raw: Mapping[str, Any], source: str) -> tuple[int, ...]:
+    value = raw.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise ValueError(
+            f"eos_token_id in {source} must be a token id, a list of them or null, got {value!r}"
+        )
+    return token_ids(value)
 
 
 def _injection(raw: Mapping[str, Any], source: str) -> str:

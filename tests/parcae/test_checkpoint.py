@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -403,8 +404,33 @@ def test_torn_and_odd_files_are_named(tmp_path: Path) -> None:
         refused(tmp_path, "pytorch_model.bin must hold tensors by name, got")
     torch.save({"a": torch.ones(2), "step": 7}, file)
     refused(tmp_path, "must hold tensors by name, got int for 'step'")
+    for odd in (torch.eye(2).to_sparse(), torch.empty(2, device="meta")):
+        torch.save({"a": odd}, file)
+        refused(tmp_path, "must hold dense tensors, got a .* one for 'a'")
     with pytest.raises(ValueError, match=r"there is no file .*absent.bin"):
         read_bin(tmp_path / "absent.bin")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_whatever_is_wrong_inside_a_pickle_is_one_kind_of_error(tmp_path: Path) -> None:
+    """Every byte of the pickle wrong once: torch's reader fails in many ways, or not at all."""
+    file = tmp_path / "weights.bin"
+    torch.save({"a": torch.ones(2)}, file)
+    with zipfile.ZipFile(file) as whole:
+        parts = {name: whole.read(name) for name in whole.namelist()}
+    (pickled,) = (name for name in parts if name.endswith("data.pkl"))
+    refusals = 0
+    for i, byte in enumerate(parts[pickled]):
+        damaged = bytearray(parts[pickled])
+        damaged[i] = (byte + 1) % 256
+        with zipfile.ZipFile(file, "w") as out:
+            for name, content in parts.items():
+                out.writestr(name, bytes(damaged) if name == pickled else content)
+        try:
+            read_bin(file)
+        except ValueError:
+            refusals += 1
+    assert refusals > len(parts[pickled]) / 4
 
 
 def test_the_pickled_file_is_found_or_asked_for(tmp_path: Path) -> None:

@@ -148,6 +148,17 @@ def test_a_value_that_is_not_implemented_is_refused_by_name(key: str, value: Any
     refused(rf"^{key} in some/config.json must be .*, got .*not implemented", **{key: value})
 
 
+@pytest.mark.parametrize("value", ["<|bos|>", 1.5, True, -1, [0.5], {}], ids=str)
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id"])
+def test_tokens_that_are_none_are_refused(key: str, value: Any) -> None:
+    refused(f"{key} in some/config.json must be a token id.*, got", **{key: value})
+
+
+@pytest.mark.parametrize("value", [10**400, math.inf, math.nan, True])
+def test_a_number_must_fit_a_float(value: float) -> None:
+    refused("norm_eps in some/config.json must be a number above 0", norm_eps=value)
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
