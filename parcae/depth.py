@@ -15,6 +15,7 @@ Source: https://arxiv.org/abs/2604.12946, section 4.2 and appendix G.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,10 +42,10 @@ def sample_depths(kind: str, mean: float, size: int, generator: torch.Generator)
     """
     if kind not in DEPTHS:
         raise ValueError(f"depth must be one of {', '.join(DEPTHS)}, got {kind!r}")
-    if not 1 <= mean < float("inf"):
+    if isinstance(mean, bool) or not isinstance(mean, (int, float)) or not 1 <= mean < math.inf:
         raise ValueError(f"mean must be a number of at least 1, got {mean!r}")
-    if size < 1:
-        raise ValueError(f"size must be at least 1, got {size!r}")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"size must be an integer of at least 1, got {size!r}")
     if kind == "constant":
         if mean != int(mean):
             raise ValueError(f"mean must be whole for a constant depth, got {mean!r}")

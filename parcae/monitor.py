@@ -58,10 +58,15 @@ def loss_by_depth(
 
     Raises `ValueError` for a depth below 1 or rows that are not [B, S + 1] with S of at least 1.
     """
+    _check(rows)
     backend = backend or RowsBackend()
-    expected = (rows[:, 1:] if targets is None else targets).flatten()
+    expected = rows[:, 1:] if targets is None else targets
+    if expected.shape != rows[:, 1:].shape:
+        raise ValueError(
+            f"targets must be [B, S] = {[*rows[:, 1:].shape]}, got {[*expected.shape]}"
+        )
     return {
-        t: float(F.cross_entropy(logits, expected))
+        t: float(F.cross_entropy(logits, expected.flatten()))
         for t, logits in logits_by_depth(model, rows, depths, generator, backend=backend)
     }
 
@@ -78,9 +83,10 @@ def logits_by_depth(
 
     Arguments and errors as `loss_by_depth`.
     """
-    wanted = sorted(set(depths))
-    if not wanted or wanted[0] < 1:
-        raise ValueError(f"depths must be at least 1 each, and at least one, got {wanted!r}")
+    wanted = list(dict.fromkeys(depths))
+    if not wanted or not all(map(_is_depth, wanted)):
+        raise ValueError(f"depths must be integers of at least 1, and at least one, got {wanted!r}")
+    wanted.sort()
     backend = backend or RowsBackend()
     with torch.inference_mode():
         start = _start(model, rows, generator, backend)
@@ -104,8 +110,8 @@ def state_trace(
 
     Raises `ValueError` as `loss_by_depth`.
     """
-    if num_loops < 1:
-        raise ValueError(f"num_loops must be at least 1, got {num_loops!r}")
+    if not _is_depth(num_loops):
+        raise ValueError(f"num_loops must be an integer of at least 1, got {num_loops!r}")
     backend = backend or RowsBackend()
     start = _start(model, rows, generator, backend)
     h = start.h
@@ -143,15 +149,24 @@ class _Start:
 def _start(
     model: Parcae, rows: Tensor, generator: torch.Generator | None, backend: Backend
 ) -> _Start:
-    if rows.dim() != 2 or rows.shape[0] < 1 or rows.shape[1] < 2:
-        raise ValueError(
-            f"rows must be [B, S + 1], B and S of at least 1, got shape {tuple(rows.shape)}"
-        )
+    _check(rows)
     batch = row_batch(len(rows), rows.shape[1] - 1)
     batch = replace(batch, token_ids=rows[:, :-1].flatten())
     e, p = model.encode(batch, None, backend)
     h = model.initial_state(e, generator)
     return _Start(h, model.input_term(e), model.core_pass(p, batch, 0), model.coda_pass(p, batch))
+
+
+def _check(rows: Tensor) -> None:
+    if rows.dim() != 2 or rows.shape[0] < 1 or rows.shape[1] < 2 or rows.dtype != torch.int64:
+        raise ValueError(
+            "rows must be int64 [B, S + 1], B and S of at least 1, got shape "
+            f"{tuple(rows.shape)} of {rows.dtype}"
+        )
+
+
+def _is_depth(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _token_correlation(h: Tensor) -> float:

@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -64,22 +64,24 @@ class Recipe:
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "rows": 1, "length": 1, "warmup": 0, "mean_recurrence": 1, "seed": 0}
+        if self.mean_backprop_depth is not None:
+            least["mean_backprop_depth"] = 1
         for name, limit in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < limit:
                 raise ValueError(f"{name} must be an integer of at least {limit}, got {value!r}")
-        if self.mean_backprop_depth is not None and self.mean_backprop_depth < 1:
-            raise ValueError(
-                f"mean_backprop_depth must be at least 1, got {self.mean_backprop_depth!r}"
-            )
         for name in ("learning_rate", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
+            if not 0 < _number(name, getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)!r}")
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise ValueError(f"betas must be a tuple of two numbers, got {self.betas!r}")
         for name, value in (("cooldown", self.cooldown), *(("betas", b) for b in self.betas)):
-            if not 0 <= value <= 1 or (name == "betas" and value == 1):
+            if not 0 <= _number(name, value) <= 1 or (name == "betas" and value == 1):
                 raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
-        if not 0 <= self.weight_decay < math.inf:
+        if not 0 <= _number("weight_decay", self.weight_decay) < math.inf:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay!r}")
+        if not isinstance(self.noise, bool):
+            raise ValueError(f"noise must be True or False, got {self.noise!r}")
         for name, allowed in (("depth", DEPTHS), ("optimizer", OPTIMIZERS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -95,6 +97,12 @@ class Recipe:
         rate = self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup))
         falling = self.cooldown * self.steps
         return rate * min(1.0, (self.steps - step) / falling) if falling else rate
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return value
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from minifer.config import ModelConfig
 from minifer.loops import INJECTIONS
 from minifer.parcae.depth import DEPTHS
 from minifer.parcae.lab.data import help_topics, sample_rows
@@ -55,13 +56,18 @@ _CHOICES = {"depth": DEPTHS, "optimizer": OPTIMIZERS}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for bad usage."""
+    """Returns the exit status: 0, 2 for bad usage, 130 for Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         run(arguments)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"minifer.parcae.train: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        saved = (arguments.out / "checkpoint.pt").exists()
+        how = "--resume goes on from its checkpoint" if saved else "there is no checkpoint yet"
+        print(f"\nminifer.parcae.train: interrupted; {how}", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -125,6 +131,8 @@ def run(arguments: argparse.Namespace) -> list[StepRecord]:
     recipe = Recipe(**{f.name: values[f.name] for f in fields(Recipe) if f.name in values})
     out: Path = arguments.out
     checkpoint = out / "checkpoint.pt"
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a folder, and {out} is a file")
     if checkpoint.exists() and not arguments.resume:
         raise ValueError(f"{out} holds a run: go on with --resume, or name another --out")
     model, training, validation = _model_and_text(values, recipe)
@@ -150,7 +158,7 @@ def run(arguments: argparse.Namespace) -> list[StepRecord]:
             resume=arguments.resume,
             log=out / "log.csv",
         )
-    save_hf(out, model, model.config)
+    save_hf(out, model, _trained_config(model, recipe))
     _report(model, records, validation, recipe)
     return records
 
@@ -170,6 +178,15 @@ def _model_and_text(values: dict[str, Any], recipe: Recipe) -> tuple[Parcae, Ten
         seed=recipe.seed,
     )
     return model, corpus.train, corpus.validation
+
+
+def _trained_config(model: Parcae, recipe: Recipe) -> ModelConfig:
+    """The model's, with the depths it was trained with: they say how deep it runs by default."""
+    depths = {
+        "mean_recurrence": recipe.mean_recurrence,
+        "mean_backprop_depth": recipe.max_backward,
+    }
+    return replace(model.config, loop=replace(model.loop, **depths))
 
 
 def _check_fits(model: Parcae, recipe: Recipe, training: Tensor, validation: Tensor) -> None:

@@ -28,6 +28,8 @@ def lab_model(
     Raises `ValueError` for a width that the heads do not divide, and what `ModelConfig` and
     `LoopConfig` refuse.
     """
+    if not isinstance(layers, tuple) or len(layers) != 3:
+        raise ValueError(f"layers must be three, of prelude, core and coda, got {layers!r}")
     if heads < 1 or width % heads:
         raise ValueError(f"width must be a multiple of heads, got width={width}, heads={heads}")
     loop = LoopConfig(

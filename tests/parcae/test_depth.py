@@ -68,7 +68,9 @@ def test_a_batch_shares_a_depth_or_each_has_its_own() -> None:
         (("poisson", 0.5, 4), "mean must be a number of at least 1, got 0.5"),
         (("poisson", math.nan, 4), "mean must be a number of at least 1, got nan"),
         (("constant", 1.5, 4), "mean must be whole for a constant depth, got 1.5"),
-        (("poisson", 8, 0), "size must be at least 1, got 0"),
+        (("poisson", "8", 4), "mean must be a number of at least 1, got '8'"),
+        (("poisson", 8, 0), "size must be an integer of at least 1, got 0"),
+        (("poisson", 8, 2.5), "size must be an integer of at least 1, got 2.5"),
     ],
 )
 def test_depths_that_cannot_be_drawn_are_refused(

@@ -121,11 +121,17 @@ def test_a_random_start_is_drawn_from_the_generator() -> None:
 
 def test_what_cannot_be_watched_is_refused() -> None:
     model = loop_model((0, 1, 0))
-    with pytest.raises(ValueError, match=r"depths must be at least 1 each, .* got \[0, 2\]"):
-        loss_by_depth(model, ROWS, [2, 0])
+    for depths in ([2, 0], [1.5], ["x", 1], [True]):
+        with pytest.raises(ValueError, match=r"depths must be integers of at least 1, .* got \["):
+            loss_by_depth(model, ROWS, depths)
     with pytest.raises(ValueError, match=r"depths must be .* got \[\]"):
         loss_by_depth(model, ROWS, [])
-    with pytest.raises(ValueError, match="num_loops must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_loops must be an integer of at least 1, got 0"):
         state_trace(model, ROWS, 0)
-    with pytest.raises(ValueError, match=r"rows must be \[B, S \+ 1\].* got shape \(3, 1\)"):
-        state_trace(model, ROWS[:, :1], 2)
+    for rows in (ROWS[:, :1], ROWS[0], ROWS.float()):
+        with pytest.raises(ValueError, match=r"rows must be int64 \[B, S \+ 1\].* got shape \("):
+            state_trace(model, rows, 2)
+        with pytest.raises(ValueError, match=r"rows must be int64 \[B, S \+ 1\].* got shape \("):
+            loss_by_depth(model, rows, [2])
+    with pytest.raises(ValueError, match=r"targets must be \[B, S\] = .* got \["):
+        loss_by_depth(model, ROWS, [2], targets=ROWS)

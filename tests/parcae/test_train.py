@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from loop_models import VOCAB, dense_logits, loop_model
 from torch import Tensor
 
+from minifer.parcae import train as train_module
 from minifer.parcae.lab.data import help_topics, sample_rows
 from minifer.parcae.lab.models import lab_model
 from minifer.parcae.model import Parcae
@@ -259,7 +260,12 @@ def test_weight_decay_is_the_blocks_matrices_alone(kind: str) -> None:
         ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
         ({"rows": 2.5}, "rows must be an integer of at least 1, got 2.5"),
         ({"warmup": -1}, "warmup must be an integer of at least 0, got -1"),
-        ({"mean_backprop_depth": 0}, "mean_backprop_depth must be at least 1, got 0"),
+        ({"mean_backprop_depth": 0}, "mean_backprop_depth must be an integer of at least 1, got 0"),
+        ({"mean_backprop_depth": 1.5}, "mean_backprop_depth must be an integer .* got 1.5"),
+        ({"learning_rate": "1"}, "learning_rate must be a number, got '1'"),
+        ({"clip": None}, "clip must be a number, got None"),
+        ({"betas": (0.9,)}, r"betas must be a tuple of two numbers, got \(0.9,\)"),
+        ({"noise": 1}, "noise must be True or False, got 1"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0 and finite, got nan"),
         ({"clip": 0.0}, "clip must be above 0 and finite, got 0.0"),
         ({"cooldown": 1.5}, "cooldown must lie between 0 and 1, got 1.5"),
@@ -328,10 +334,44 @@ def test_the_command_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
     assert (run / "log.csv").read_bytes() == log
 
 
+@pytest.mark.parametrize("options", [["--model", "parcae-tiny"], ["--mean-backprop-depth", "3"]])
+def test_what_is_saved_runs_as_deep_as_it_was_trained(options: list[str], tmp_path: Path) -> None:
+    assert command(tmp_path, "--mean-recurrence", "5", *options) == 0
+    _, config = load_hf(tmp_path)
+    assert config.loop is not None
+    assert (config.loop.mean_recurrence, config.loop.mean_backprop_depth) == (5, 3)
+
+
+def test_an_interrupted_command_says_how_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = train_module.train_step, 0
+
+    def stopped(*arguments: Any) -> StepRecord:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(train_module, "train_step", stopped)
+    assert command(tmp_path) == 130
+    assert "interrupted; there is no checkpoint yet" in capsys.readouterr().err
+    left = 2
+    assert command(tmp_path) == 130
+    assert "interrupted; --resume goes on" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert command(tmp_path, "--resume") == 0
+
+
 def test_the_command_refuses_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    file = tmp_path / "file"
+    file.touch()
     for options, message in [
+        (["--out", str(file)], f"out must be a folder, and {file} is a file"),
+        (["--out", str(file / "run")], "Not a directory"),
         (["--resume"], "resume needs a checkpoint"),
         (["--clip", "0"], "clip must be above 0"),
         (["--length", "4000000"], "length must be at most"),
