@@ -2,8 +2,8 @@
 
 Drop the blocks and a looped model is the linear system h ← Ā h + B̄ e: it forgets its start when
 the spectral radius ρ(Ā) is below 1, drifts at 1, explodes above. Pre-norm blocks add a residual
-that is bounded whatever h is, so with them the same holds: ‖h‖ ≤ (‖B̄ e‖ + M) / (1 − ρ) for a
-diagonal Ā, growth by ρ an iteration for ρ > 1.
+that is bounded whatever h is, ‖R̄‖ ≤ M, so with them the same holds: for a diagonal Ā
+‖h_t‖ ≤ ρᵗ ‖h_0‖ + (‖B̄ e‖ + M) / (1 − ρ) below 1, growth by ρ an iteration above.
 
 =========  ======================  =============  ==================================
 kind       Ā                       B̄ e            ρ(Ā)
@@ -16,7 +16,8 @@ add        1                       e              1
 `diagonal` is Parcae's (https://arxiv.org/abs/2604.12946, section 4.1): a negative diagonal A,
 discretised exactly (zero-order hold) with a step Δ = softplus(dt_bias); B by Euler's rule. e is
 the same in every iteration, so B̄ e is computed once a token. Decay and B̄ e stay float32: in
-bfloat16 a decay above 0.998 is 1.
+bfloat16 a decay above 0.998 is 1. (So is one above 1 − 3·10⁻⁸ in float32: "below 1" is of real
+numbers.)
 """
 
 from __future__ import annotations

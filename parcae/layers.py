@@ -5,8 +5,9 @@
 
 Differences from the transformer of `minifer.models`: RoPE turns neighbouring dimensions (2i,
 2i + 1); q and k are divided by their root mean square, without weights; every second layer adds a
-*value embedding*, a row of a table looked up by the token's id, to v; the MLP is down(½ relu(x)²).
-(https://arxiv.org/abs/2604.12946, table 18.)
+*value embedding*, a row of a table looked up by the token's id and gated by x, to v; the MLP is
+down(½ relu(up(x))²). (https://arxiv.org/abs/2604.12946, table 18; the gate's range and the ½ are
+those of the released code, https://github.com/sandyresearch/parcae.)
 
 A rotation keeps lengths, so the norm of q and k is the same before and after it. A permutation of
 their dimensions, the same for both, keeps every score, so neighbouring pairs may be laid out as

@@ -34,6 +34,17 @@ if TYPE_CHECKING:
     from minifer.execution.kv_storage import KVStorage
 
 
+# Of `ModelConfig`: what every Parcae is. (Its norm of q and k has no weights.)
+_FIXED = {
+    "tie_word_embeddings": True,
+    "qkv_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+    "qk_norm": False,
+    "sliding_windows": (),
+}
+
+
 class Parcae(nn.Module):
     """A model with uninitialised weights: `load_weights` or `init_weights` fills them.
 
@@ -51,6 +62,12 @@ class Parcae(nn.Module):
         super().__init__()
         if config.loop is None:
             raise ValueError("loop must say how many layers each stack has, got None")
+        for name, value in _FIXED.items():
+            if getattr(config, name) != value:
+                raise ValueError(
+                    f"{name} must be {value!r}, another one is not implemented for a loop model, "
+                    f"got {getattr(config, name)!r}"
+                )
         if config.loop.value_embeddings and config.hidden_size < GATE_CHANNELS:
             raise ValueError(
                 f"hidden_size must be at least {GATE_CHANNELS}, which the gates of value "
@@ -113,7 +130,11 @@ class Parcae(nn.Module):
         return math.sqrt(2 / (5 * self.config.hidden_size))
 
     def initial_state(self, e: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """h₀ like e [T, D]: zeros, or with a generator noise of `state_std`, cut at ±3."""
+        """h₀ like e [T, D]: zeros, or with a generator noise of `state_std`, cut at ±3 of it.
+
+        Training draws noise. The released code draws it for every token it generates, too; here
+        inference starts from its mean, so that logits are a function of the context alone.
+        """
         h = torch.zeros_like(e)
         if generator is not None:
             s = self.state_std
@@ -180,8 +201,12 @@ class Parcae(nn.Module):
         """
         depth, each = self._depth(batch, kv, num_loops)
         e, p = self.encode(batch, kv, backend)
-        if h0 is not None and h0.shape != e.shape:
-            raise ValueError(f"h0 must be of shape {tuple(e.shape)}, got {tuple(h0.shape)}")
+        if h0 is not None and (h0.shape != e.shape or h0.dtype != e.dtype):
+            raise ValueError(
+                f"h0 must be of shape {tuple(e.shape)}, got {tuple(h0.shape)}"
+                if h0.shape != e.shape
+                else f"h0 must be of {e.dtype}, got {h0.dtype}"
+            )
         term = self.input_term(e)
         h = self.initial_state(e) if h0 is None else h0
         # Tokens of a later call may go deeper than these: they find all slots filled.
@@ -204,7 +229,10 @@ class Parcae(nn.Module):
         device = batch.token_ids.device
         if num_loops is None:
             num_loops = self.loop.mean_recurrence
-        depth = torch.as_tensor(num_loops, device=device)
+        try:
+            depth = torch.as_tensor(num_loops, device=device)
+        except (TypeError, ValueError, RuntimeError):  # text, ragged lists, more than 64 bits
+            depth = torch.zeros((), dtype=torch.int64, device=device)
         B, T = batch.num_requests, batch.num_tokens
         integer = not depth.is_floating_point() and depth.dtype != torch.bool
         if not integer or depth.shape not in ((), (B,), (T,)) or int(depth.min()) < 1:

@@ -142,7 +142,18 @@ def test_depth_is_the_models_mean_unless_told_and_never_drawn():
 
 @pytest.mark.parametrize(
     "num_loops",
-    [0, -1, 2.0, True, torch.tensor([1, 0]), torch.tensor([1, 2, 3]), torch.tensor([[2, 2]])],
+    [
+        0,
+        -1,
+        2.0,
+        True,
+        "2",
+        2**70,
+        [[1], 2],
+        torch.tensor([1, 0]),
+        torch.tensor([1, 2, 3]),
+        torch.tensor([[2, 2]]),
+    ],
     ids=str,
 )
 def test_a_depth_that_is_none_is_refused(num_loops):
@@ -162,6 +173,11 @@ def test_a_depth_that_the_cache_has_no_slots_for_is_refused():
 def test_a_start_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"h0 must be of shape \(4, 36\), got \(1, 36\)"):
         dense_logits(loop_model(), some_tokens(4), h0=torch.zeros(1, 36))
+
+
+def test_a_start_of_another_dtype_is_refused():
+    with pytest.raises(ValueError, match=r"h0 must be of torch.float32, got torch.float64"):
+        dense_logits(loop_model(), some_tokens(4), h0=torch.zeros(4, 36, dtype=torch.float64))
 
 
 def test_the_random_start_is_cut_noise_from_a_seed():
@@ -229,6 +245,14 @@ def test_a_model_too_narrow_for_its_gates_is_refused():
     with pytest.raises(ValueError, match="hidden_size must be at least 32"):
         Parcae(narrow)
     Parcae(replace(narrow, loop=replace(narrow.loop, value_embeddings=False)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"tie_word_embeddings": False}, {"qkv_bias": True}, {"qk_norm": True}], ids=str
+)
+def test_what_no_loop_model_has_is_refused(change):
+    with pytest.raises(ValueError, match=f"{next(iter(change))} must be .* not implemented"):
+        Parcae(replace(loop_config(), **change))
 
 
 def test_a_model_without_a_loop_is_refused():
