@@ -87,7 +87,7 @@ def _tradeoff(data: Data) -> list[str]:
         "Every request asks for N loops (depth N), or for full depth and to leave early at a "
         "threshold (exit X); the loss is that of the held-out text. ÷ "
         f"{first}: the median ratio of tokens/s in the same round; by CPU time: of tokens a CPU "
-        "second of client and server together, which other programs hardly change, ± half the "
+        "second of client and server together, which other programs change less, ± half the "
         "interquartile range over rounds. The last three columns are counts with "
         f"{at} requests at a time, divided by the generated tokens: loops of the text that was "
         "generated (not the held-out one), times that the weights of the core were read, and times "

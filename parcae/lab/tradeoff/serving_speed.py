@@ -65,7 +65,7 @@ def measure(
     """Every setting under one traffic; the first one is what the others are compared with.
 
     Metrics of an arm: seconds, tokens_per_second (generated), tokens_per_cpu_second (of this
-    process, client and server together: what other programs do hardly changes it), steps of the
+    process, client and server together: what other programs do changes it less), steps of the
     engine (each runs prelude, coda and head once), core_applications, mean_loops (of the generated
     tokens that were computed). Raises `RuntimeError` for an answer that fails.
     """
