@@ -35,7 +35,7 @@ def add(experiments: Any) -> None:
         "the clipping of gradients hide an explosion from the loss.",
         examples=[
             ("parcae stability --part forced", "seconds"),
-            ("parcae stability --quick", "both parts, fewer and shorter runs: half a minute"),
+            ("parcae stability --quick", "both parts, fewer and shorter runs: under a minute"),
             ("parcae stability --out results", "all, in minutes; JSON, Markdown, CSV and figures"),
         ],
         code=[

@@ -23,6 +23,7 @@ READING = """\
 Norms are Euclidean, of a token's vector of the state h; losses are nats a character. ρ is the
 spectral radius of Ā in h ← Ā h + B̄ e + R̄, and R̄ what the blocks add. *bound*: what bounded
 input allows, from Ā, the largest ‖B̄ e‖ and the largest ‖R̄‖ that was met; *T → ∞* its limit.
+*growth*: mean ‖h_64‖ ÷ mean ‖h_63‖; the forced table's relative residual is of these two.
 *‖h‖ ÷ bound* takes each token's own ‖B̄ e‖, over 32 loops, and must not pass 1. ‖h_8‖ and the
 relative residual ‖h_8 − h_7‖ / ‖h_8‖ are of validation text after training, max ρ and max ‖h_T‖
 of all training steps; *inf* is a state whose square is no float32. *loss*: mean of the last 20
@@ -53,7 +54,7 @@ def document(done: Study) -> str:
 
 
 def tables(done: Study, *, markdown: bool = False) -> str:
-    """Both tables and the findings, for a terminal or as Markdown."""
+    """Both tables and the findings, for a terminal (with how to read them) or as Markdown."""
     write = _markdown if markdown else _aligned
     parts = []
     mark = "## " if markdown else ""
@@ -72,6 +73,8 @@ def tables(done: Study, *, markdown: bool = False) -> str:
             write(SWEEP_HEADING, [_sweep_cells(group) for group in groups(done.outcomes)]),
         ]
     parts.append("\n".join(f"- {sentence}" for sentence in findings(done)))
+    if not markdown:
+        parts.append(READING.replace("*", ""))
     return "\n\n".join(parts) + "\n"
 
 
