@@ -55,6 +55,15 @@ def test_the_key_of_a_block_names_depth_and_policy():
     assert len(keys) == 6
 
 
+def test_a_salt_separates_requests_of_one_depth():
+    engine = loop_engine()
+    found = [
+        ask(engine, f"{i}", num_loops=4, cache_salt=salt).num_cached_tokens
+        for i, salt in enumerate(["a", None, "b", "a", None])
+    ]
+    assert found == [0, 0, 0, 12, 12]
+
+
 # -- early exit
 
 
