@@ -70,6 +70,8 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < limit:
                 raise ValueError(f"{name} must be an integer of at least {limit}, got {value!r}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, got {self.seed!r}")
         for name in ("learning_rate", "clip"):
             if not 0 < _number(name, getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)!r}")

@@ -182,11 +182,12 @@ def _model_and_text(values: dict[str, Any], recipe: Recipe) -> tuple[Parcae, Ten
 
 def _trained_config(model: Parcae, recipe: Recipe) -> ModelConfig:
     """The model's, with the depths it was trained with: they say how deep it runs by default."""
-    depths = {
-        "mean_recurrence": recipe.mean_recurrence,
-        "mean_backprop_depth": recipe.max_backward,
-    }
-    return replace(model.config, loop=replace(model.loop, **depths))
+    loop = replace(
+        model.loop,
+        mean_recurrence=recipe.mean_recurrence,
+        mean_backprop_depth=recipe.max_backward,
+    )
+    return replace(model.config, loop=loop)
 
 
 def _check_fits(model: Parcae, recipe: Recipe, training: Tensor, validation: Tensor) -> None:

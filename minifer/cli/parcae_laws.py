@@ -66,6 +66,8 @@ def add(experiments: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     out: Path | None = arguments.out
+    if out is not None and out.is_file():
+        raise ValueError(f"--out must be a folder, and {out} is a file")
     if out is not None and not out.is_dir():
         raise ValueError(f"--out: there is no folder {out}, make it first")
     if arguments.merge and (out is None or not (out / f"{STEM}.json").is_file()):

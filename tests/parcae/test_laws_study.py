@@ -217,8 +217,10 @@ def test_parts_and_seeds_are_chosen() -> None:
         (["--out", "nowhere/at/all"], "there is no folder nowhere/at/all"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["--seeds", "1,x"], "must be integers such as 0,1,2, got '1,x'"),
-        (["--seeds", "1,1"], "seeds must be different integers of at least 0, got [1, 1]"),
-        (["--seeds=-1"], "seeds must be different integers of at least 0, got [-1]"),
+        (["--out", __file__], f"--out must be a folder, and {__file__} is a file"),
+        (["--seeds", "1,1"], "seeds must be different integers, 0 to 2147483647, got [1, 1]"),
+        (["--seeds=-1"], "seeds must be different integers, 0 to 2147483647, got [-1]"),
+        (["--seeds", "2147483648"], "seeds must be different integers, 0 to 2147483647, got [2"),
         (["--part", "luck"], "luck"),
     ],
 )

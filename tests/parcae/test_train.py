@@ -264,6 +264,7 @@ def test_weight_decay_is_the_blocks_matrices_alone(kind: str) -> None:
         ({"mean_backprop_depth": 1.5}, "mean_backprop_depth must be an integer .* got 1.5"),
         ({"learning_rate": "1"}, "learning_rate must be a number, got '1'"),
         ({"clip": None}, "clip must be a number, got None"),
+        ({"seed": 2**63}, r"seed must be below 2\*\*63, got 9223372036854775808"),
         ({"betas": (0.9,)}, r"betas must be a tuple of two numbers, got \(0.9,\)"),
         ({"noise": 1}, "noise must be True or False, got 1"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0 and finite, got nan"),

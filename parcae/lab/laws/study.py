@@ -34,13 +34,13 @@ Result = depth_task.TaskResult | depth_law.DepthCurve | isoflop.IsoFlopPoint
 def plan(parts: Sequence[str], seeds: Sequence[int], quick: bool) -> list[Job]:
     """The trainings of the parts. quick: a few steps of everything, to see that it runs.
 
-    Raises `ValueError` for a part that is none, no seed, or one that is negative or twice there.
+    Raises `ValueError` for a part that is none, no seed, or one that is negative, too large or twice there.
     """
     for part in parts:
         if part not in PARTS:
             raise ValueError(f"part must be one of {', '.join(PARTS)}, got {part!r}")
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be different integers of at least 0, got {list(seeds)}")
+    if not seeds or min(seeds) < 0 or max(seeds) >= 2**31 or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be different integers, 0 to {2**31 - 1}, got {list(seeds)}")
     made: list[Job] = []
     if "depth-task" in parts:  # first: these take longest
         made += [depth_task.TaskJob(seed, 2 if quick else None) for seed in seeds]
