@@ -146,8 +146,12 @@ def test_prompts_are_scored_in_the_middle_of_other_loops():
         assert last[str(i)].outputs[0].token_ids == truth()[i]
 
 
-def test_n_answers_of_one_prompt_are_those_of_one_at_a_time():
-    params = SamplingParams(temperature=1.0, seed=5, max_tokens=MAX_TOKENS, num_loops=3)
+@pytest.mark.parametrize("threshold", [None, 0.01])
+def test_n_answers_of_one_prompt_are_those_of_one_at_a_time(threshold):
+    """Tokens, and how many loops each of them took."""
+    params = SamplingParams(
+        temperature=1.0, seed=5, max_tokens=9, num_loops=8, exit_threshold=threshold
+    )
     engine = loop_engine()
     engine.add_request("deep", prompts()[6], GREEDY)
     engine.add_request("many", prompts()[5], params.with_(n=3))
@@ -157,8 +161,10 @@ def test_n_answers_of_one_prompt_are_those_of_one_at_a_time():
         alone.add_request("x", prompts()[5], params.with_(seed=5 + index))
         (expected,) = run_engine(alone)["x"].outputs
         assert answer.token_ids == expected.token_ids
-        assert answer.num_loops == [3] * MAX_TOKENS
+        assert answer.num_loops == expected.num_loops
     assert len({tuple(answer.token_ids) for answer in last["many"].outputs}) == 3
+    loops = {tuple(answer.num_loops) for answer in last["many"].outputs}
+    assert loops == {(8,) * 9} if threshold is None else len(loops) == 3
 
 
 def test_policies_differ():
