@@ -34,7 +34,8 @@ Result = depth_task.TaskResult | depth_law.DepthCurve | isoflop.IsoFlopPoint
 def plan(parts: Sequence[str], seeds: Sequence[int], quick: bool) -> list[Job]:
     """The trainings of the parts. quick: a few steps of everything, to see that it runs.
 
-    Raises `ValueError` for a part that is none, no seed, or one that is negative, too large or twice there.
+    Raises `ValueError` for a part that is none, no seed, or one that is negative, twice there or
+    above 2³¹ − 1.
     """
     for part in parts:
         if part not in PARTS:
