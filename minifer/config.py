@@ -150,7 +150,7 @@ class EngineConfig:
     # Loop models: how often the core runs, and what it remembers
     max_num_loops: int | None = None  # what a request may ask for; None: the model's mean depth
     loop_kv_policy: str = "full"  # which iterations keep KV: full, terminal, cyclic-M, first-M
-    loop_batching: str = "patient"  # a step ends with its first request, half of them, or all
+    loop_batching: str = "lockstep"  # a step ends with its deepest; patient: half; continuous: one
     # Post-processing (stage 5)
     guards: str = "report"  # what the default guards do about a reply that goes wrong
     # Everywhere: poison, guard bands, invariants after every step. Slow, and loud.

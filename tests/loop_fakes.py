@@ -51,7 +51,7 @@ def loop_model(config: ModelConfig | None = None, seed: int = 0) -> Parcae:
 
 
 def loop_engine(*, config: ModelConfig | None = None, sinks=(), tokenizer=None, eos=(), **options):
-    """An `Engine` on `loop_model` in debug mode."""
+    """An `Engine` on `loop_model` in debug mode, whose steps suspend requests."""
     config = config or loop_model_config()
     loaded = SimpleNamespace(
         model=loop_model(config),
@@ -60,7 +60,8 @@ def loop_engine(*, config: ModelConfig | None = None, sinks=(), tokenizer=None, 
         eos_token_ids=frozenset(eos),
         generation_defaults={},
     )
-    options = {"block_size": 4, "num_kv_blocks": 64, "debug": True, **options}
+    suspending = {"loop_batching": "patient", "debug": True}
+    options = {"block_size": 4, "num_kv_blocks": 64, **suspending, **options}
     return Engine.from_loaded(loaded, EngineConfig(**options), sinks=sinks)
 
 

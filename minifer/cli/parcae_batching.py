@@ -23,8 +23,8 @@ def add(experiments: Any) -> None:
         run,
         summary="requests of mixed depth in one batch: how often the core is read, counted",
         about="Requests take the depths in turn, a few at a time. Counts the applications of the "
-        "core when a step ends with its first request (continuous), with half of them (patient, "
-        "the default) and with its deepest (lockstep), beside what no order can do without; and "
+        "core when a step ends with its first request (continuous), with half of them (patient) "
+        "and with its deepest (lockstep, the default), beside what no order can do without; and "
         "all weights read, in units of one core, prelude, coda and head included. A small random "
         "model counts the same in the engine. No clock: for times run `minifer parcae tradeoff`.",
         examples=[

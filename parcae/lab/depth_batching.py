@@ -20,10 +20,11 @@ But a step also reads what is read once a token: prelude, coda, head. Ending at 
 makes many steps of few tokens, and where these weights are heavy beside the core it can read more
 in all than waiting would. `Count.reads` adds both up, in units of one core. `patient` gives away
 some of what `continuous` saves and makes far fewer steps. Of 500 random workloads (up to 60
-requests of 1 to 16 loops, 1 to 32 seats), simulated with the weights of parcae-1.3b, it read the
-least in 29 % and the most in 4 %, then up to 1.14 times the second. Which of the other two wins
-depends on the workload, and so it is the engine's default. Where depths are nearly alike
-`lockstep` reads less.
+requests of 1 to 16 loops, 1 to 32 seats) simulated with the weights of parcae-1.3b it read the
+least in 29 % and the most in 4 %, then up to 1.14 times the second. Where depths are nearly alike,
+`lockstep` reads least. And weights are not all: preparing a step costs time, on a CPU and with a
+small model most of it, where `lockstep` was the fastest (`minifer parcae tradeoff` measures it):
+it is the engine's default.
 
 A request that arrives in the middle of a step joins at the step's end, seat or no seat. It waits
 at most for the loops that the shallowest running request has left under `continuous`, at most

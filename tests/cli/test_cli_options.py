@@ -79,7 +79,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "float32_logits": ("--float32-logits", True),
     "max_num_loops": ("--max-num-loops 12", 12),
     "loop_kv_policy": ("--loop-kv-policy first-2", "first-2"),
-    "loop_batching": ("--loop-batching lockstep", "lockstep"),
+    "loop_batching": ("--loop-batching patient", "patient"),
     "guards": ("--guards stop", "stop"),
     "debug": ("--debug", True),
 }

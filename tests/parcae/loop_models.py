@@ -142,7 +142,7 @@ class Cached:
 
 
 def loop_engine(model: Parcae, **options) -> Engine:
-    """A real engine around a model, in debug mode: unwritten KV is NaN."""
+    """A real engine around a model, in debug mode (unwritten KV is NaN), that suspends requests."""
     loaded = SimpleNamespace(
         model=model,
         config=model.config,
@@ -150,7 +150,6 @@ def loop_engine(model: Parcae, **options) -> Engine:
         eos_token_ids=frozenset(),
         generation_defaults={},
     )
-    return Engine.from_loaded(
-        loaded,
-        EngineConfig(**{"block_size": 4, "num_kv_blocks": 64, "debug": True, **options}),
-    )
+    suspending = {"loop_batching": "patient", "debug": True}
+    options = {"block_size": 4, "num_kv_blocks": 64, **suspending, **options}
+    return Engine.from_loaded(loaded, EngineConfig(**options))

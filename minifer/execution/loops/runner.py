@@ -10,9 +10,10 @@ grouped by iteration for attention alone. Four requests, two of depth 2 and two 
 
 A step ends as soon as a request is through (`loop_batching="continuous"`): it gets its next token,
 the others are suspended and go on in the next step. With "lockstep" a step ends with its deepest
-request, and 12 applications do the same. But every step also reads prelude, coda and head, and
-ending one for each request makes many: by default ("patient") it ends when half of its requests
-are through. `minifer.parcae.lab.depth_batching` counts both kinds of reads.
+request, and 12 applications do the same. But every step also reads prelude, coda and head and
+costs the machine its preparation, so fewer and longer steps can be the faster ones: "lockstep" is
+the default, "patient" ends when half of the requests are through, and
+`minifer.parcae.lab.depth_batching` counts both kinds of reads.
 """
 
 from __future__ import annotations
