@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -263,20 +262,22 @@ def load_checkpoint(
         raise ValueError(f"resume needs a checkpoint, and there is no file {str(file)!r}")
     try:
         value = torch.load(file, weights_only=True)
-        then = value["recipe"]
-    except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        then = {field.name: value["recipe"][field.name] for field in fields(recipe)}
+        weights, moments = dict(value["model"]), list(value["optimizer"])
+        records = [StepRecord(**record) for record in value["records"]]
+    except Exception as error:  # of a damaged file it may be any
         raise ValueError(f"{file} is no checkpoint of a run ({str(error)[:80]})") from error
-    for field in fields(recipe):
-        was, now = then[field.name], getattr(recipe, field.name)
+    for name, was in then.items():
+        now = getattr(recipe, name)
         if was != now:
-            raise ValueError(f"{file} was trained with {field.name}={was!r}, not {now!r}")
+            raise ValueError(f"{file} was trained with {name}={was!r}, not {now!r}")
     try:
-        model.load_state_dict(value["model"])
-    except RuntimeError as error:
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(moments)
+    except Exception as error:
         reason = str(error).splitlines()[-1].strip()
         raise ValueError(f"{file} is of another model: {reason}") from error
-    optimizer.load_state_dict(value["optimizer"])
-    return [StepRecord(**record) for record in value["records"]]
+    return records
 
 
 if __name__ == "__main__":

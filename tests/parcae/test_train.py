@@ -191,6 +191,18 @@ def test_a_run_resumes_with_its_own_recipe_and_model_alone(tmp_path: Path) -> No
 # -- optimisers
 
 
+@pytest.mark.parametrize("key", ["recipe", "model", "optimizer", "records"])
+@pytest.mark.parametrize("value", [None, 3, "x", [3], ...], ids=str)
+def test_a_damaged_checkpoint_is_one_kind_of_error(key: str, value: Any, tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint.pt"
+    train(small_model(), batches, TINY, checkpoint=file)
+    whole = torch.load(file, weights_only=True)
+    rest = {name: part for name, part in whole.items() if name != key}
+    torch.save(rest if value is ... else {**rest, key: value}, file)
+    with pytest.raises(ValueError, match=r"checkpoint.pt is (no checkpoint|of another model)"):
+        train(small_model(), batches, TINY, checkpoint=file, resume=True)
+
+
 def test_muon_moves_the_blocks_matrices_and_adamw_the_rest() -> None:
     model = loop_model((1, 2, 1))
     optimizer = Optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.0)
