@@ -17,6 +17,7 @@ from hypothesis.stateful import precondition, rule
 from test_state_machine import CHECKS, TOKENS, SchedulerMachine
 
 from minifer.kv.shadow import ShadowKV
+from minifer.outputs import RequestGroup
 
 DEPTHS = st.sampled_from([1, 1, 2])
 
@@ -81,6 +82,21 @@ class LoopMachine(SchedulerMachine):
         if hasattr(self, "d"):
             self.d.through = -1  # everybody
             super().teardown()
+
+
+def test_a_branch_gets_what_those_in_their_loops_leave_of_the_budget():
+    """It stands before one of them, and its prompt begins again."""
+    d = LoopDriver(16, max_num_batched_tokens=6)
+    for name, length, outputs in (("short", 1, 1), ("parent", 3, 4), ("last", 2, 4)):
+        d.add(name, range(length), outputs).num_loops = 2
+    assert d.tokens() == {"short": 1, "parent": 3, "last": 2}  # the first is through
+    parent = d.requests[1]
+    child = parent.fork("child", RequestGroup("child", None, 1))
+    d.requests.append(child)
+    d.scheduler.fork(parent, child)
+    assert d.tokens() == {"parent": 3, "last": 2, "child": 1}
+    d.through = -1
+    d.run()
 
 
 LoopMachine.TestCase.settings = settings(
