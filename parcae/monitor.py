@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
@@ -166,7 +167,7 @@ def _check(rows: Tensor) -> None:
 
 
 def _is_depth(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _token_correlation(h: Tensor) -> float:
