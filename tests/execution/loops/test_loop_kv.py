@@ -158,6 +158,32 @@ def test_a_step_that_fails_ends_the_suspended_and_leaves_nothing(monkeypatch):
     assert ask(engine, "again").outputs[0].token_ids == twin_tokens(PROMPT, 8, 5)
 
 
+def test_an_interrupted_step_lets_the_suspended_begin_again(monkeypatch):
+    engine = loop_engine()
+    request = suspend(engine, "deep")
+
+    def interrupt(step):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.runner, "forward", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        step_checked(engine)
+    monkeypatch.undo()
+    assert request.suspended is None and request.block_table == []
+    assert run_engine(engine)["deep"].outputs[0].token_ids == twin_tokens(PROMPT, 8, 5)
+
+
+@pytest.mark.parametrize("policy", ["terminal", "cyclic-2"])
+def test_a_prompt_whose_kv_is_overwritten_waits_for_room_for_all_of_it(policy):
+    options = {"max_num_batched_tokens": 16, "enable_prefix_caching": False}
+    engine = loop_engine(loop_kv_policy=policy, **options)
+    for name in ("a", "b"):  # together they are more than one step takes
+        engine.add_request(name, PROMPT, GREEDY)
+    last = run_engine(engine)
+    for name in ("a", "b"):
+        assert last[name].outputs[0].token_ids == twin_tokens(PROMPT, 8, 5, policy)
+
+
 # -- tiers
 
 
