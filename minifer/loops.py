@@ -18,7 +18,7 @@ INJECTIONS = ("diagonal", "concat", "add")
 # What ends a step: the share of its requests that must be through, at least one.
 LOOP_BATCHING = {"continuous": 0.0, "patient": 0.5, "lockstep": 1.0}
 
-_POLICY = re.compile(r"(full|terminal|cyclic-([1-9][0-9]*)|first-([1-9][0-9]*))")
+_POLICY = re.compile(r"full|terminal|(cyclic|first)-[1-9][0-9]{0,5}")
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,9 @@ class LoopConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for name in ("prelude_norm", "value_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.injection not in INJECTIONS:
             raise ValueError(
                 f"injection must be one of {', '.join(INJECTIONS)}, got {self.injection!r}"

@@ -68,14 +68,14 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path | None = arguments.out
     if out is not None and out.is_file():
         raise ValueError(f"--out must be a folder, and {out} is a file")
-    if out is not None and not out.is_dir():
-        raise ValueError(f"--out: there is no folder {out}, make it first")
     if arguments.merge and (out is None or not (out / f"{STEM}.json").is_file()):
         raise ValueError(f"--merge needs --out with a folder that holds {STEM}.json")
     if arguments.merge and arguments.quick:
         raise ValueError("--merge takes no --quick, whose numbers mean nothing")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before minutes of work
     from tqdm import tqdm
 
     from minifer.parcae.lab.laws import study as laws

@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path | None = arguments.out
     if out is not None and out.is_file():
         raise ValueError(f"--out must be a folder, and {out} is a file")
-    if out is not None and not out.is_dir():
-        raise ValueError(f"--out: there is no folder {out}, make it first")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before minutes of work
     from tqdm import tqdm
 
     from minifer.parcae.lab.tradeoff.plots import save_plots

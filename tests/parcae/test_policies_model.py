@@ -65,7 +65,8 @@ def test_other_names_are_refused(name):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("prelude", -1), ("core", 0), ("coda", -1), ("mean_recurrence", 0), ("mean_backprop_depth", 0),
-     ("max_num_loops", -1), ("core", 1.0), ("prelude", True), ("injection", "linear")],
+     ("max_num_loops", -1), ("core", 1.0), ("prelude", True), ("injection", "linear"),
+     ("prelude_norm", "no"), ("value_embeddings", None)],
 )  # fmt: skip
 def test_other_loops_are_refused(field, value):
     sizes = {"prelude": 1, "core": 1, "coda": 1, field: value}

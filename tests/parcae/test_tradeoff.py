@@ -363,9 +363,9 @@ def test_a_model_without_a_loop_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert "loop model such as parcae-tiny" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there_is_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["parcae", "tradeoff", "--out", "nowhere/at/all"]) == 2
-    assert "there is no folder nowhere/at/all" in capsys.readouterr().err
+def test_a_file_for_a_folder_is_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["parcae", "tradeoff", "--out", __file__]) == 2
+    assert f"--out must be a folder, and {__file__} is a file" in capsys.readouterr().err
 
 
 def test_a_request_that_fails_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
