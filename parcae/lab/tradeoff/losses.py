@@ -102,20 +102,21 @@ def _batching_sentence(data: Data, workload: str) -> str:
 
 
 def _simulated_sentence(data: Data) -> str:
-    """The default, in the shortest and the longest run."""
+    """The ways that suspend requests, in the shortest and the longest run."""
     numbers = [entry["requests"] for entry in data["simulated"]]
     parts = []
     for requests in (min(numbers), max(numbers)):
         ways = {e["batching"]: e for e in data["simulated"] if e["requests"] == requests}
-        own, large = (
-            ways[data["default_batching"]]["weight_bytes"][size]
-            / ways["lockstep"]["weight_bytes"][size]
-            for size in ("own", SCALED)
-        )
-        parts.append(f"with {requests} requests {own:.2f} and {large:.2f} times lockstep's")
+        base = ways.pop("lockstep")["weight_bytes"]
+        found = [
+            f"{way} {entry['weight_bytes']['own'] / base['own']:.2f} here and "
+            f"{entry['weight_bytes'][SCALED] / base[SCALED]:.2f} with the layers of {SCALED}"
+            for way, entry in ways.items()
+        ]
+        parts.append(f"with {requests} requests {', '.join(found)}")
     return (
-        f"- **Depth batching, longer runs of mixed.** Weight bytes of {data['default_batching']}, "
-        f"simulated, here and with the layers of {SCALED}: {', '.join(parts)}."
+        "- **Depth batching, longer runs of mixed.** Weight bytes, simulated, as a multiple of "
+        f"lockstep's: {'; '.join(parts)}."
     )
 
 

@@ -225,13 +225,14 @@ def tradeoff(
 def batching(
     config: ModelConfig, settings: Sequence[Setting], result: BenchmarkResult
 ) -> list[dict[str, Any]]:
-    """Every way to end a step under the workloads that were served in lockstep too: counts, what
+    """Every way to end a step under the workloads that were served in all of them: counts, what
     follows from them, and the speed against lockstep's."""
     table = []
-    lockstep = {s.workload: s.name for s in settings if s.batching == "lockstep"}
-    ordered = sorted(settings, key=lambda setting: list(LOOP_BATCHING).index(setting.batching))
-    for asked, base in lockstep.items():
-        for setting in (s for s in ordered if s.workload == asked):
+    ways = {(s.workload, s.batching): s for s in settings}
+    for asked in dict.fromkeys(s.workload for s in settings):
+        served = [ways.get((asked, way)) for way in LOOP_BATCHING]
+        base = ways[asked, "lockstep"].name if all(served) else ""
+        for setting in (s for s in served if s is not None and base):
             metrics = result.arms[setting.name]
             counts = metrics["core_applications"].median, metrics["steps"].median
             table.append(
