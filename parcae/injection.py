@@ -23,6 +23,7 @@ numbers.)
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -36,18 +37,18 @@ if TYPE_CHECKING:
 INITIAL_DECAY = math.sqrt(1 / 5)
 
 
-class Injection(nn.Module):
+class Injection(nn.Module, ABC):
     """What the three kinds have in common. D: the width of h and e."""
 
     FLOAT32: tuple[str, ...] = ()  # what `model.to(dtype)` must not round
 
+    @abstractmethod
     def retention(self) -> Tensor:
         """Ā in float32: a vector [D] stands for a diagonal matrix, else [D, D]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def input_matrix(self) -> Tensor:
         """B̄ in float32, as `retention`."""
-        raise NotImplementedError
 
     def discretise(self) -> tuple[Tensor, Tensor]:
         """Ā and B̄ in float32: a vector [D] stands for a diagonal matrix, else [D, D]."""
