@@ -13,7 +13,19 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from minifer.cli import bench, chat, faults, generate, kernels, parcae, pull, serve, trace
+from minifer.cli import (
+    bench,
+    book,
+    chat,
+    faults,
+    generate,
+    grade,
+    kernels,
+    parcae,
+    pull,
+    serve,
+    trace,
+)
 from minifer.cli.parser import Parser
 from minifer.kernels.mode import interpret_without_gpu
 
@@ -69,7 +81,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="minifer", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (pull, generate, chat, trace, serve, bench, faults, kernels, parcae):
+    for command in (
+        pull,
+        generate,
+        chat,
+        trace,
+        serve,
+        bench,
+        faults,
+        kernels,
+        parcae,
+        book,
+        grade,
+    ):
         command.add(commands)
     return parser
 

@@ -36,6 +36,16 @@ PALETTE: Mapping[str, str] = MappingProxyType(
 )
 REQUEST_COLOURS = ("#56B4E9", "#E69F00", "#CC79A7", "#F0E442")  # in order of appearance
 HATCHES: Mapping[str, str] = MappingProxyType({"waiting": "....", "decode": "////", "cached": "xx"})
+# Series of a plot, in order: colour, marker, line. Grey prints tell them by marker and line.
+SERIES: tuple[tuple[str, str, str], ...] = (
+    ("#0072B2", "o", "-"),
+    ("#D55E00", "s", "--"),
+    ("#009E73", "^", "-."),
+    ("#CC79A7", "D", ":"),
+    ("#E69F00", "v", "-"),
+    ("#56B4E9", "P", "--"),
+    ("#000000", "x", "-."),
+)
 _SMALL, _NORMAL = 9, 10  # points
 _LABEL = 5  # characters that fit into a cell of the block map
 
@@ -47,8 +57,8 @@ def block_map(events: Iterable[Event], num_blocks: int, *, title: str) -> Figure
     """
     columns = block_map_data(events)
     requests = list(dict.fromkeys(r for column in columns for r in column.tables))
-    colours = {r: _request_colour(i) for i, r in enumerate(requests)}
-    figure = _figure(2.2 + 0.48 * len(columns), 1.5 + 0.3 * num_blocks)
+    colours = {r: request_colour(i) for i, r in enumerate(requests)}
+    figure = new_figure(2.2 + 0.48 * len(columns), 1.5 + 0.3 * num_blocks)
     axes = figure.subplots()
     for x, column in enumerate(columns):
         copied = {destination: source for source, destination in column.copies}
@@ -60,11 +70,11 @@ def block_map(events: Iterable[Event], num_blocks: int, *, title: str) -> Figure
     axes.set_yticks(range(num_blocks))
     axes.set_xlabel("engine step")
     axes.set_ylabel("block id")
-    legend = [_patch(f"held by {r}", colour) for r, colour in colours.items()]
-    legend.append(_patch("full, can be found", PALETTE["cached"]))
-    legend.append(_patch("free, still cached", "white", HATCHES["cached"], PALETTE["cached"]))
-    legend.append(_patch("free", PALETTE["free"]))
-    _finish(figure, axes, title, legend)
+    legend = [patch(f"held by {r}", colour) for r, colour in colours.items()]
+    legend.append(patch("full, can be found", PALETTE["cached"]))
+    legend.append(patch("free, still cached", "white", HATCHES["cached"], PALETTE["cached"]))
+    legend.append(patch("free", PALETTE["free"]))
+    finish(figure, axes, title, legend)
     return figure
 
 
@@ -79,7 +89,7 @@ def timeline(events: Iterable[Event], *, title: str, x: Literal["step", "time"] 
         raise ValueError("events must hold at least one finished step, got none")
     requests = list(dict.fromkeys(span.request_id for span in spans))
     width = 1.2 + 0.48 * len({span.step for span in spans}) if x == "step" else 8.0
-    figure = _figure(min(11.0, max(6.5, width)), 1.7 + 0.62 * len(requests))
+    figure = new_figure(min(11.0, max(6.5, width)), 1.7 + 0.62 * len(requests))
     axes = figure.subplots()
     origin = spans[0].begin
     for span in spans:
@@ -96,12 +106,12 @@ def timeline(events: Iterable[Event], *, title: str, x: Literal["step", "time"] 
     if x == "step":
         axes.set_xticks(sorted({span.step for span in spans}))
     legend = [
-        _patch("waiting", PALETTE["waiting"], HATCHES["waiting"]),
-        _patch("prefill, tokens of the chunk", PALETTE["prefill"]),
-        _patch("decode, one token", PALETTE["decode"], HATCHES["decode"], "white"),
-        _patch("tokens found in the cache", PALETTE["cached"]),
+        patch("waiting", PALETTE["waiting"], HATCHES["waiting"]),
+        patch("prefill, tokens of the chunk", PALETTE["prefill"]),
+        patch("decode, one token", PALETTE["decode"], HATCHES["decode"], "white"),
+        patch("tokens found in the cache", PALETTE["cached"]),
     ]
-    _finish(figure, axes, title, legend)
+    finish(figure, axes, title, legend)
     return figure
 
 
@@ -125,7 +135,7 @@ def show(figure: Figure, *, alt: str) -> None:
         pyplot.close(figure)
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that pyplot does not know: nothing to leak or to draw twice."""
     # On first use matplotlib may say on stderr that it builds its font cache: no news to a reader.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
@@ -134,17 +144,32 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _request_colour(index: int) -> str:
+def request_colour(index: int) -> str:
+    """The colour of the n-th request of a picture; A, B and C are 0, 1 and 2."""
     return REQUEST_COLOURS[index % len(REQUEST_COLOURS)]
 
 
-def _patch(label: str, colour: str, hatch: str = "", edge: str = "black") -> Any:
+def patch(label: str, colour: str, hatch: str = "", edge: str = "black") -> Any:
+    """An entry of a legend."""
     from matplotlib.patches import Patch
 
     return Patch(facecolor=colour, edgecolor=edge, hatch=hatch, label=label, linewidth=0.5)
 
 
-def _finish(figure: Figure, axes: Axes, title: str, legend: list[Any]) -> None:
+def label_axes(axes: Axes, *, title: str, x: str, y: str) -> None:
+    """Title (the finding), axis labels with units, and sizes that can be read, for any plot."""
+    axes.set_title(title, fontsize=_NORMAL + 1, loc="left", wrap=True)
+    axes.set_xlabel(x, fontsize=_NORMAL)
+    axes.set_ylabel(y, fontsize=_NORMAL)
+    axes.tick_params(labelsize=_SMALL)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=_SMALL, frameon=False)
+
+
+def finish(figure: Figure, axes: Axes, title: str, legend: list[Any]) -> None:
+    """Title, sizes and a legend of `patch`es below, for pictures made of boxes."""
     axes.set_title(title, fontsize=_NORMAL + 1, loc="left", wrap=True)
     axes.tick_params(labelsize=_SMALL, length=0)
     axes.xaxis.label.set_fontsize(_NORMAL)

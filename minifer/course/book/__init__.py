@@ -1,0 +1,1 @@
+"""From hand-edited sources to notebooks: `minifer book build | check | sabotage`."""
