@@ -48,7 +48,9 @@ def summarize(events, request_id):
     hits = [event.token_range for event in mine if event.name == "kv.prefix_hit"]
     return {
         "first_step": scheduled[0].step,
-        "num_prefill_tokens": sum(end - start for start, end in (e.token_range for e in before)),
+        "num_prefill_tokens": sum(
+            end - start for start, end in (e.token_range for e in before)
+        ),
         "num_cached_tokens": sum(end - start for start, end in hits),
         "num_output_tokens": len(drawn),
     }
