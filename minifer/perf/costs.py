@@ -15,6 +15,7 @@ second half of a chunked prefill is (50, 100). Letters as in config.py.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -208,11 +209,11 @@ class _AttentionWork:
 
 def _attention_work(config: ModelConfig, batch: Sequence[tuple[int, int]]) -> _AttentionWork:
     pairs = read = 0
-    for window in [config.window(layer) for layer in range(config.num_layers)]:
+    for window, layers in Counter(map(config.window, range(config.num_layers))).items():
         for query, context in batch:
-            pairs += attended_pairs(query, context, window)
+            pairs += layers * attended_pairs(query, context, window)
             # The first query's window begins the earliest.
-            read += context if window is None else min(context, query + window - 1)
+            read += layers * (context if window is None else min(context, query + window - 1))
     return _AttentionWork(pairs, read)
 
 
