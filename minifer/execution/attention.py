@@ -33,14 +33,16 @@ def paged_attention(
         out[rows] = _decode(query[rows], keys, values, batch.decode, scale, window)
     for part in batch.prefill:
         span = slice(part.start, part.end)
-        out[span] = _prefill(query[span], keys[part.slots], values[part.slots], scale, window)
+        out[span] = chunk_attention(
+            query[span], keys[part.slots], values[part.slots], scale, window
+        )
     return out
 
 
-def _prefill(
-    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+def chunk_attention(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """The last T of S positions attend: query [T, H, C], keys and values [S, K, C]."""
+    """The last T of S positions attend: query [T, H, C], keys and values [S, K, C] → [T, H, C]."""
     T, S = query.shape[0], keys.shape[0]
     if window is None and T == S:
         mask, causal = None, True  # a prompt from its first token: the library's own mask
