@@ -6,7 +6,7 @@ B begins with A's words, so it finds A's blocks; C shares nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -69,11 +69,13 @@ def run(
     *,
     sampling: SamplingParams | None = None,
     model: LoadedModel | None = None,
+    prepare: Callable[[Engine], None] | None = None,
     **options: Any,
 ) -> Run:
     """Serve {id: (prompt, tokens wanted)} to the end, greedily, and keep what happened.
 
     sampling: parameters instead of the greedy ones; `max_tokens` is the request's in any case.
+    prepare: called with the engine before it gets the requests, to put something of one's own in.
     options: fields of `EngineConfig`; by default blocks of 8 tokens, 12 of them, and a budget of
     16 tokens a step. The clock is virtual, a millisecond a step.
     """
@@ -91,6 +93,8 @@ def run(
         clock=lambda: engine.events.step / 1000,
     )
     engine.runner = recorder = Recorder(engine.runner)  # type: ignore[assignment]
+    if prepare is not None:
+        prepare(engine)
     params = sampling or SamplingParams(temperature=0, ignore_eos=True)
     for name, (prompt, max_tokens) in requests.items():
         engine.add_request(name, prompt, params.with_(max_tokens=max_tokens))
