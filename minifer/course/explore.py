@@ -1,48 +1,167 @@
-"""A widget with a static twin: sliders over a pure function that returns HTML or a PNG."""
+"""A widget with a static twin: sliders over a pure function that returns a picture.
+
+The twin is a plain output: what GitHub, a printed page and a reader without a kernel see. Where
+the widget comes alive, its own style sheet hides the twin, so that nothing stands there twice: a
+page cannot know whether a widget will ever come alive, but a widget that is alive can say so.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
-from typing import Any
+import html
+import io
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from minifer.course.figures import PALETTE  # noqa: F401 - the views share its colours
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    Picture = str | bytes | Figure
+    View = Callable[..., Picture]
+
+Alt = str | Callable[..., str]
 
 
-def explore(view: Callable[..., str | bytes], /, **controls: Sequence[Any]) -> None:
+def explore(
+    view: View,
+    /,
+    *,
+    alt: Alt | None = None,
+    labels: Mapping[str, str] | None = None,
+    **controls: Sequence[Any],
+) -> None:
     """Show `view(**first values)` and, where a front end can, a slider a control that redraws it.
 
-    view: a pure function of the controls; returns HTML or SVG (str) or a PNG (bytes).
-    controls: name → the values it may take, in order; the first is what the static twin shows.
-    Displays one output that GitHub, print and screen readers see (the static view), then the
-    sliders. Raises `ValueError` for a control without values; never for want of widgets.
-    """
-    from IPython.display import HTML, display
+    view: a pure function of the controls; returns HTML or SVG (str), a PNG (bytes), or a matplotlib
+    figure, which is closed. controls: name → the values it may take, in order; the first is what
+    the static twin shows. labels: name → what stands before its slider, with the unit; by default
+    the name, "_" as a space. alt: what the picture shows, for those who do not see it; a function
+    of the controls may say it for each value. A PNG or a figure must have one.
 
-    for name, values in controls.items():
-        if not values:
-            raise ValueError(f"control {name} must have at least one value, got {values!r}")
+    Displays two outputs: the static twin, then the sliders. Under nbval the HTML, the alt text and
+    the sliders' names are compared, the pixels of a PNG are not. Raises `ValueError` for a control
+    without values, a label without its control, and a PNG without alt; never for want of widgets.
+    """
+    names = _labels(controls, labels or {})
     first = {name: values[0] for name, values in controls.items()}
-    display(HTML(_html(view(**first))))
+    picture = _png_or_text(view(**first))
+    words = _words(alt, first, picture)
     try:
-        import ipywidgets
+        from IPython.display import display
+    except ImportError:  # a plain Python: nothing can be shown
+        return
+    state = ", ".join(f"{names[name]}: {value}" for name, value in first.items())
+    # The same on every run and in every process, unlike a counter or an id.
+    mark = f"minifer-{zlib.crc32(f'{words}{state}{names}'.encode()):08x}"
+    if isinstance(picture, bytes):
+        data = {"image/png": base64.b64encode(picture).decode(), "text/plain": words}
+        display(data, raw=True, metadata={"image/png": {"alt": words}})
+    else:
+        caption = f"<p><small>Drawn for {html.escape(state)}.</small></p>" if controls else ""
+        twin = f'<div class="{mark}">{_html(picture, words)}{caption}</div>'
+        display({"text/html": twin, "text/plain": words or state}, raw=True)
+    if not controls:
+        return
+    try:
+        box = sliders(view, controls, names, alt=alt, mark=mark, start=_html(picture, words))
     except ImportError:
         return
-    sliders = {
-        name: ipywidgets.SelectionSlider(options=list(values), description=name)
+    bundle = box._repr_mimebundle_()
+    bundle = bundle[0] if isinstance(bundle, tuple) else bundle
+    if bundle:
+        ranges = "; ".join(f"{names[n]}: {', '.join(map(str, v))}" for n, v in controls.items())
+        # ipywidgets would say its constructor's arguments here, the whole picture among them.
+        display(dict(bundle) | {"text/plain": f"Sliders. {ranges}"}, raw=True)
+
+
+def sliders(
+    view: View,
+    controls: Mapping[str, Sequence[Any]],
+    names: Mapping[str, str],
+    *,
+    alt: Alt | None,
+    mark: str,
+    start: str,
+) -> Any:
+    """The `ipywidgets.VBox`: a slider a control, then the HTML that they redraw.
+
+    mark: class of the static twin, which is hidden while this is alive. start: the first HTML.
+    """
+    import ipywidgets
+
+    boxes = {
+        name: ipywidgets.SelectionSlider(
+            options=[(str(value), value) for value in values],
+            description=names[name],
+            tooltip=names[name],
+            continuous_update=False,
+            style={"description_width": "initial"},
+            layout={"width": "min(36em, 95%)"},
+        )
         for name, values in controls.items()
     }
-    html = ipywidgets.HTML(_html(view(**first)))
+    head = f"<style>{_hide(mark)}</style>"
+    shown = ipywidgets.HTML(_live(head, mark, start))
 
     def redraw(_: Any) -> None:
-        html.value = _html(view(**{name: slider.value for name, slider in sliders.items()}))
+        now = {name: box.value for name, box in boxes.items()}
+        try:
+            picture = _png_or_text(view(**now))
+            body = _html(picture, _words(alt, now, picture))
+        except Exception as error:  # in a callback it would vanish into a log
+            body = f"<pre>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
+        shown.value = _live(head, mark, body)
 
-    for slider in sliders.values():
-        slider.observe(redraw, names="value")
-    display(ipywidgets.VBox([*sliders.values(), html]))
+    for box in boxes.values():
+        box.observe(redraw, names="value")
+    return ipywidgets.VBox([*boxes.values(), shown])
 
 
-def _html(picture: str | bytes) -> str:
-    if isinstance(picture, str):
+def _labels(controls: Mapping[str, Sequence[Any]], labels: Mapping[str, str]) -> dict[str, str]:
+    for name, values in controls.items():
+        if not len(values):
+            raise ValueError(f"control {name} must have at least one value, got {values!r}")
+    if unknown := labels.keys() - controls.keys():
+        raise ValueError(f"labels must name controls, got {', '.join(sorted(unknown))}")
+    return {name: labels.get(name, name.replace("_", " ")) for name in controls}
+
+
+def _words(alt: Alt | None, now: Mapping[str, Any], picture: str | bytes) -> str:
+    words = alt(**now) if callable(alt) else alt or ""
+    if isinstance(picture, bytes) and not words.strip():
+        raise ValueError(f"alt must say what the picture shows, got {words!r}: explore(…, alt=…)")
+    return words
+
+
+def _png_or_text(picture: Picture) -> str | bytes:
+    """A figure becomes a PNG and is closed; HTML and PNG stay as they are."""
+    if isinstance(picture, str | bytes):
         return picture
-    return f'<img src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:
+        pyplot.close(picture)
+    return buffer.getvalue()
+
+
+def _html(picture: str | bytes, words: str) -> str:
+    if isinstance(picture, str):
+        if words and picture.lstrip().startswith("<svg"):
+            return f'<div role="img" aria-label="{html.escape(words)}">{picture}</div>'
+        return picture
+    data = base64.b64encode(picture).decode()
+    source = f"data:image/png;base64,{data}"
+    return f'<img alt="{html.escape(words)}" style="max-width:100%" src="{source}">'
+
+
+def _live(head: str, mark: str, body: str) -> str:
+    return f'{head}<div class="{mark}-live" aria-live="polite">{body}</div>'
+
+
+def _hide(mark: str) -> str:
+    """HTML twins have a class of their own; a PNG is found as the output before the widget."""
+    output = ".jp-OutputArea-child"
+    return f".{mark},{output}:has(+ {output} .{mark}-live){{display:none}}"

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import re
 import sys
 import warnings
+import zlib
 
 from minifer.kernels.mode import interpret_without_gpu
 
-_NEEDS = ("matplotlib", "ipywidgets")
+_NEEDS = ("IPython", "matplotlib", "ipywidgets")
 
 
 def begin(lecture: str) -> None:
     """Make a notebook repeatable: seeds, one thread, short numbers, warnings as errors.
 
-    lecture: its id, "L04"; a seed of its own. Prints nothing. Raises `ImportError` with the command
-    that helps when a package of the extra `course` is missing.
+    lecture: its id, "L04"; a seed of its own. Prints nothing and may run twice. A warning that the
+    notebook or minifer cause becomes an error; one inside another package is shown as usual, so
+    that a newer version of it does not end the lecture. Raises `ImportError` with the command that
+    helps when a package of the extra `course` is missing, `ValueError` for another id.
     """
+    if not re.fullmatch(r"L\d\d", lecture):
+        raise ValueError(f'lecture must be an id like "L04", got {lecture!r}')
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(
@@ -32,8 +38,8 @@ def begin(lecture: str) -> None:
     torch.set_num_threads(1)  # one thread adds numbers in one order
     torch.set_printoptions(precision=4, sci_mode=False, linewidth=88)
     numpy.set_printoptions(precision=4, suppress=True, linewidth=88)
-    if "ipykernel" in sys.modules:
-        warnings.simplefilter("error")
+    if "ipykernel" in sys.modules:  # Jupyter, VS Code, Colab: cells are the module __main__
+        warnings.filterwarnings("error", module=r"(__main__|minifer)(\.|$)")
 
 
 def seed(name: str) -> None:
@@ -41,7 +47,7 @@ def seed(name: str) -> None:
     import numpy
     import torch
 
-    number = int.from_bytes(name.encode()[-4:], "big")
+    number = zlib.crc32(name.encode())
     random.seed(number)
-    numpy.random.seed(number % 2**32)
+    numpy.random.seed(number)
     torch.manual_seed(number)
