@@ -13,7 +13,7 @@ from typing import Any
 _PUBLIC = {
     "begin": "minifer.course.notebook",
     "check": "minifer.course.grading.check",
-    "explore": "minifer.course.explore",
+    "explore": "minifer.course.widgets",
     "show": "minifer.course.figures",
 }
 

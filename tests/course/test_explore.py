@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 pytest.importorskip("ipywidgets")
 
-from minifer.course.explore import explore, sliders
+from minifer.course import explore
+from minifer.course.widgets import sliders
 from minifer.course.figures import new_figure
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -109,3 +112,11 @@ def test_bad_controls_are_refused(shown):
     with pytest.raises(ValueError, match="labels must name controls, got contxt"):
         explore(table, labels={"contxt": "tokens"}, batch=[1])
     assert not shown
+
+
+def test_every_public_name_is_what_it_says_in_a_new_process():
+    """A module of the same name beside them would take its place."""
+    code = "from minifer.course import begin, check, explore, show; " + "; ".join(
+        f"assert callable({name})" for name in ("begin", "check", "explore", "show")
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
