@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 from minifer.course import explore
-from minifer.course.widgets import sliders
 from minifer.course.figures import new_figure
+from minifer.course.widgets import sliders
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
