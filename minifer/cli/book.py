@@ -3,43 +3,163 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from minifer.cli.parser import add_command
+
+if TYPE_CHECKING:
+    from minifer.course.book.builder import Book
 
 
 def add(commands: Any) -> None:
     parser = add_command(
         commands,
-        "book",
-        run,
-        summary="build lectures and exercises from their sources",
+        "book ACTION",
+        lambda arguments: 2,  # argparse asks for an action before this is called
+        summary="build lectures and exercises from their sources, and check them",
         about="The book's notebooks are built: lectures/src/L04_*.py is executed to "
-        "lectures/L04_*.ipynb, and solutions/ex04_*.py gives the exercise without its answers.",
+        "lectures/L04_*.ipynb, and solutions/ex04_*.py gives the exercises without their answers. "
+        "Run it in a clone of minifer.",
         examples=[
             ("book build L04 ex04", "one lecture and its exercises"),
-            ("book build", "all of them"),
+            ("book check", "all that is built is what its source says"),
+            ("book lint L04", "the rules a lecture keeps"),
+            ("book sabotage L04", "break the engine: the lecture must notice"),
         ],
+        code=[
+            ("minifer/course/book/builder.py", "what is built from what"),
+            ("minifer/course/book/lint.py", "the rules"),
+            ("minifer/course/book/sabotage.py", "how a lecture is put to the test"),
+        ],
+    )
+    actions = parser.add_subparsers(
+        title="actions", metavar="ACTION", required=True, prog="minifer book"
+    )
+    build = add_command(
+        actions,
+        "build",
+        _build,
+        summary="execute lectures, strip solutions",
+        about="Writes notebooks and stubs. A cell that fails or warns ends it.",
+        examples=[("book build", "the whole book")],
         code=[("minifer/course/book/builder.py", "what is built from what")],
     )
-    parser.add_argument("action", choices=("build",), help="what to do")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="L04, ex04: what the name begins with"
+    build.add_argument("names", nargs="*", metavar="NAME", help="L04, ex04: how a name begins")
+    add_command(
+        actions,
+        "check",
+        _check,
+        summary="compare what is built with its sources; look for leaked answers",
+        about="Exit status 1 when a notebook or a stub is not what its source says, when part of a "
+        "solution stands where learners read, when stub and solution have other parameters, or "
+        "when a known mistake no longer fits. Lectures are not run: pytest does that.",
+        examples=[("book check", "nothing is printed but the verdict when all is well")],
+        code=[("minifer/course/book/checks.py", "what is compared")],
     )
+    lint = add_command(
+        actions,
+        "lint",
+        _lint,
+        summary="the rules a lecture keeps",
+        about="Exit status 1 when a rule is broken.",
+        examples=[("book lint L04", "one lecture")],
+        code=[("minifer/course/book/lint.py", "the rules")],
+    )
+    lint.add_argument("names", nargs="*", metavar="NAME", help="L04: how a name begins")
+    sabotage = add_command(
+        actions,
+        "sabotage",
+        _sabotage,
+        summary="break the engine, and see each lecture turn red",
+        about="Runs lectures strictly on an engine that is broken in one place, in memory. Exit "
+        "status 1 when one stays green: it would not notice.",
+        examples=[
+            ("book sabotage L04", "all of one lecture"),
+            ("book sabotage --turn 3/28", "those whose turn it is"),
+            ("book sabotage --out lectures/results/sabotage.md", "all, as a table"),
+        ],
+        code=[("minifer/course/book/sabotage.py", "how the engine is broken")],
+    )
+    sabotage.add_argument("names", nargs="*", metavar="NAME", help="L04: how a name begins")
+    sabotage.add_argument(
+        "--turn",
+        type=_turn,
+        metavar="K/N",
+        help="every N-th sabotage, beginning with number K mod N",
+    )
+    sabotage.add_argument("--out", type=Path, metavar="FILE", help="write the table there, too")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from minifer.course.book.builder import build_exercise, build_lecture, find_book
+def _turn(text: str) -> tuple[int, int]:
+    turn, _, turns = text.partition("/")
+    if not (turn.isdecimal() and turns.isdecimal() and int(turns) > 0):
+        raise argparse.ArgumentTypeError(f"must look like 3/28, got {text!r}")
+    return int(turn) % int(turns), int(turns)
 
-    book = find_book()
+
+def _find() -> Book:
+    from minifer.course.book.builder import find_book
+
+    return find_book()
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from minifer.course.book.builder import build_exercise, build_lecture
+
+    book = _find()
     for name in arguments.names or ("L", "ex"):
-        sources = book.lecture_sources(name) + book.solution_sources(name)
-        if not sources:
+        masters = book.solution_sources(name)
+        sources = book.lecture_sources(name)
+        if not masters and not sources:
             raise ValueError(f"NAME must begin a lecture's or an exercise's name, got {name!r}")
         for source in sources:
-            if source.parent == book.solutions:
-                for path in build_exercise(source):
-                    print(path.relative_to(book.root))
-            else:
-                print(build_lecture(source).relative_to(book.root))
+            print(build_lecture(source).relative_to(book.root), flush=True)
+        for master in masters:
+            for path in build_exercise(master):
+                print(path.relative_to(book.root), flush=True)
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from minifer.course.book.checks import check
+
+    problems = check(_find())
+    print("\n".join(problems) or "every built file is what its source says; nothing leaks")
+    return 1 if problems else 0
+
+
+def _lint(arguments: argparse.Namespace) -> int:
+    from minifer.course.book.lint import lint
+
+    book = _find()
+    problems = [problem for name in arguments.names or ["L"] for problem in lint(book, name)]
+    print("\n".join(map(str, problems)) or "every rule is kept")
+    return 1 if problems else 0
+
+
+def _sabotage(arguments: argparse.Namespace) -> int:
+    from minifer.course.book.sabotage import load_sabotages, table, try_sabotage
+
+    book = _find()
+    stems = [path.stem[:3] for name in arguments.names or ["L"] for path in _notebooks(book, name)]
+    chosen = [sabotage for stem in stems for sabotage in load_sabotages(book, stem)]
+    if arguments.turn:
+        turn, turns = arguments.turn
+        chosen = chosen[turn::turns]
+    verdicts = []
+    for sabotage in chosen:
+        verdicts.append(try_sabotage(book, sabotage))
+        print(table(verdicts).splitlines()[-1], flush=True)
+    green = [verdict for verdict in verdicts if not verdict.red]
+    print(f"{len(verdicts) - len(green)} of {len(verdicts)} sabotages turn their lecture red")
+    if arguments.out:
+        arguments.out.write_text(table(verdicts), encoding="utf-8", newline="\n")
+    return 1 if green else 0
+
+
+def _notebooks(book: Book, name: str) -> list[Path]:
+    found = sorted(book.lectures.glob(f"{name}*.ipynb"))
+    if not found:
+        raise ValueError(f"NAME must begin a lecture's name, got {name!r}")
+    return found

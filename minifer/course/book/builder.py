@@ -11,10 +11,13 @@ is fixed, nothing says when or where it was built.
 
 from __future__ import annotations
 
+import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minifer.course.book.environment import lecture_environment
 from minifer.course.book.exercises import stub_of
 
 # Every code cell of a lecture is of one kind; nbval is told what that means for its output.
@@ -67,7 +70,7 @@ def find_book(start: Path | None = None) -> Book:
 
 def lecture_notebook(source: Path) -> Any:
     """The notebook of a lecture, not executed. Raises `ValueError` for a cell without a kind."""
-    notebook = _read(source.read_text(encoding="utf-8"), prefix=source.name[:3])
+    notebook = _read(source.read_text(encoding="utf-8"), source.name[:3])
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         kinds = [tag for tag in tags if tag in NBVAL_TAGS]
@@ -80,38 +83,53 @@ def lecture_notebook(source: Path) -> Any:
 
 def build_lecture(source: Path) -> Path:
     """Execute one lecture and write its notebook. Raises when a cell fails or warns."""
+    from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     folder = source.parent.parent
     notebook = lecture_notebook(source)
-    NotebookClient(
-        notebook, kernel_name="python3", resources={"metadata": {"path": str(folder)}},
-        record_timing=False, store_widget_state=False, timeout=120, coalesce_streams=True,
-    ).execute()  # fmt: skip
+    with tempfile.TemporaryDirectory() as start:
+        client = NotebookClient(
+            notebook, km=AsyncKernelManager(kernel_name="python3"), timeout=120,
+            record_timing=False, store_widget_state=False, coalesce_streams=True,
+            resources={"metadata": {"path": str(folder)}},
+        )  # fmt: skip
+        client.execute(env=lecture_environment(Path(start)))
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
                 raise ValueError(f"{cell.id} wrote to stderr: {output['text']}")
-    return _write(notebook, folder / f"{source.stem}.ipynb")
+    target = folder / f"{source.stem}.ipynb"
+    target.write_text(_text(notebook), encoding="utf-8", newline="\n")
+    return target
 
 
-def build_exercise(source: Path) -> list[Path]:
-    """Write the stub (script and notebook) and the solution's notebook of one master."""
-    book = find_book(source.parent)
-    text = source.read_text(encoding="utf-8")
-    stub = stub_of(text, source.stem)
-    script = book.exercises / source.name
-    script.write_text(stub, encoding="utf-8", newline="\n")
-    name = source.stem.split("_")[0]
-    return [
-        script,
-        _write(_read(stub, prefix=name), script.with_suffix(".ipynb")),
-        _write(_read(text, prefix=name), source.with_suffix(".ipynb")),
-    ]
+def exercise_files(book: Book, master: Path) -> dict[Path, str]:
+    """What one master is built to: the stub (script and notebook) and the solution's notebook."""
+    text = master.read_text(encoding="utf-8")
+    stub = stub_of(text, master.stem)
+    script, prefix = book.exercises / master.name, master.name[:4]
+    return {
+        script: stub,
+        script.with_suffix(".ipynb"): _text(_read(stub, prefix)),
+        master.with_suffix(".ipynb"): _text(_read(_without_markers(text), prefix)),
+    }
 
 
-def _read(text: str, *, prefix: str) -> Any:
+def build_exercise(master: Path) -> list[Path]:
+    """Write what `exercise_files` says."""
+    files = exercise_files(find_book(master.parent), master)
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8", newline="\n")
+    return list(files)
+
+
+def _without_markers(text: str) -> str:
+    return re.sub(r"(?m)^\s*### (?:BEGIN|END) (?:SOLUTION|AUTHOR)\s*\n", "", text)
+
+
+def _read(text: str, prefix: str) -> Any:
     """py:percent to a notebook with ids that count up and nothing of this machine."""
     import jupytext
 
@@ -119,7 +137,7 @@ def _read(text: str, *, prefix: str) -> Any:
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for number, cell in enumerate(notebook.cells, start=1):
-        cell.id = f"{prefix}-c{number:02d}"
+        cell.id = f"{prefix}-c{number:03d}"
         cell.metadata = _tagged(cell.metadata.get("tags", []))
     return notebook
 
@@ -128,9 +146,7 @@ def _tagged(tags: list[str]) -> dict[str, Any]:
     return {"tags": tags} if tags else {}
 
 
-def _write(notebook: Any, target: Path) -> Path:
+def _text(notebook: Any) -> str:
     import nbformat
 
-    text = nbformat.writes(notebook, indent=1) + "\n"
-    target.write_text(text, encoding="utf-8", newline="\n")
-    return target
+    return str(nbformat.writes(notebook, indent=1)) + "\n"

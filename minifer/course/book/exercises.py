@@ -23,7 +23,17 @@ def stub_of(text: str, name: str) -> str:
     Raises `ValueError` for a marker that is unknown, unbalanced or nested, and for a solution
     before the first exercise heading.
     """
+    return _split(text, name)[0]
+
+
+def solution_blocks(text: str, name: str) -> list[tuple[str, str]]:
+    """(exercise, code) of every solution block, in order. Raises as `stub_of`."""
+    return _split(text, name)[1]
+
+
+def _split(text: str, name: str) -> tuple[str, list[tuple[str, str]]]:
     kept: list[str] = []
+    blocks: list[tuple[str, list[str]]] = []
     inside: str | None = None
     exercise: str | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -33,6 +43,8 @@ def stub_of(text: str, name: str) -> str:
         if marker is None:
             if inside is None:
                 kept.append(line)
+            elif inside == "SOLUTION":
+                blocks[-1][1].append(line)
             continue
         where = f"{name}.py line {number}: {line.strip()}"
         if marker["kind"] not in _KINDS:
@@ -44,6 +56,7 @@ def stub_of(text: str, name: str) -> str:
             if inside == "SOLUTION":
                 if exercise is None:
                     raise ValueError(f"{where}: no `### Exercise N.M` heading before it")
+                blocks.append((exercise, []))
                 kept.append(f"{marker['indent']}# YOUR CODE HERE")
                 kept.append(f'{marker["indent"]}raise NotImplementedError("ex{exercise}")')
         elif inside != marker["kind"]:
@@ -52,4 +65,5 @@ def stub_of(text: str, name: str) -> str:
             inside = None
     if inside is not None:
         raise ValueError(f"{name}.py: a block of kind {inside} is never closed")
-    return "\n".join(kept) + "\n"
+    found = [(exercise, "\n".join(lines) + "\n") for exercise, lines in blocks]
+    return "\n".join(kept) + "\n", found
