@@ -41,7 +41,7 @@ def _check(exercise: str, namespace: dict[str, Any]) -> str:
     results: list[TestResult] = []
     seed = int.from_bytes(os.urandom(4), "big")
     plugin = GradingPlugin(exercise, lambda: module, results.append, seed, hidden=False)
-    arguments = [str(tests), "-q", "--assert=plain", "-c", os.devnull, "--rootdir", "/"]
+    arguments = [str(tests), "--assert=plain", "-c", os.devnull, "--rootdir", "/", "--noconftest"]
     arguments += ["--capture=no", "-p", "no:terminal"]
     for name in ("cacheprovider", "nbval", "randomly", "xdist"):
         arguments += ["-p", f"no:{name}"]
