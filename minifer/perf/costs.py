@@ -162,7 +162,8 @@ def step_cost(
         biases = parameters - layers * inputs * outputs
         flops = 2 * rows * layers * inputs * outputs + rows * biases
         moved = layers * rows * (inputs + outputs)
-        return OpCost(name, flops, parameters * e.weight, 0, moved * e.activation)
+        read = parameters * e.weight if rows else 0  # a chunk that asks for no logits has no head
+        return OpCost(name, flops, read, 0, moved * e.activation)
 
     normed = T * ((2 * L + 1) * D + L * qk_heads * C)
     keys = _attention_work(config, batch)

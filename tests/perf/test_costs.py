@@ -379,6 +379,13 @@ def test_the_head_is_computed_for_one_row_a_request_unless_more_are_asked_for() 
     assert every["head"].weight_bytes == last["head"].weight_bytes
 
 
+def test_a_step_without_logits_does_not_read_the_head() -> None:
+    none, last = step_cost(TINY, [(8, 8)], num_logits=0), step_cost(TINY, [(8, 8)])
+    assert (none["head"].flops, none["head"].bytes) == (0, 0)
+    head = 2 * TINY.vocab_size * TINY.hidden_size
+    assert last.total().weight_bytes - none.total().weight_bytes == head
+
+
 def test_quantised_weights_shrink_only_weights() -> None:
     q4 = decode_cost(LLAMA_8B, 4, 100, element=ElementBytes(weight=0.625)).total()
     bf16 = decode_cost(LLAMA_8B, 4, 100).total()
