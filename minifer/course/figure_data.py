@@ -47,26 +47,28 @@ class Span:
     end: float
 
 
-def block_map_data(events: Iterable[Event]) -> list[BlockColumn]:
-    """One column a step, then one for what is left at the end. Block tables come from the events
-    alone: a hit or a fork begins one, allocations extend it, the end or a preemption clears it.
+class PoolFollower:
+    """Who holds which block, told event by event: a hit or a fork begins a block table,
+    allocations extend it, the end or a preemption clears it.
     """
-    tables: dict[str, list[int]] = {}
-    cached: set[int] = set()
-    copies: list[tuple[int, int]] = []
-    columns: list[BlockColumn] = []
 
-    def snapshot(step: int | None) -> None:
-        held = MappingProxyType({r: tuple(table) for r, table in tables.items() if table})
-        columns.append(BlockColumn(step, held, frozenset(cached), tuple(copies)))
-        copies.clear()
+    def __init__(self) -> None:
+        self._tables: dict[str, list[int]] = {}
+        self._cached: set[int] = set()
+        self._copies: list[tuple[int, int]] = []  # since `new_step`
 
-    for event in events:
+    def new_step(self) -> None:
+        self._copies.clear()
+
+    def column(self, step: int | None) -> BlockColumn:
+        """The pool as it is now."""
+        held = MappingProxyType({r: tuple(table) for r, table in self._tables.items() if table})
+        return BlockColumn(step, held, frozenset(self._cached), tuple(self._copies))
+
+    def apply(self, event: Event) -> None:
         blocks: Sequence[int] = event.data.get("blocks", ())
-        request_id = event.request_id or ""
+        request_id, tables = event.request_id or "", self._tables
         match event.name:
-            case "step.prepared":
-                snapshot(event.step)
             case "kv.prefix_hit" | "request.forked":
                 tables[request_id] = list(blocks)
             case "kv.block_allocated":
@@ -76,14 +78,25 @@ def block_map_data(events: Iterable[Event]) -> list[BlockColumn]:
                 for source, destination in event.data["copies"]:
                     table.remove(destination)  # its allocation has put it at the end
                     table[table.index(source)] = destination
-                    copies.append((source, destination))
+                    self._copies.append((source, destination))
             case "kv.block_published":
-                cached.update(blocks)
+                self._cached.update(blocks)
             case "kv.block_evicted" | "kv.block_unpublished":
-                cached.difference_update(blocks)
+                self._cached.difference_update(blocks)
             case "request.finished" | "request.preempted":
                 tables.pop(request_id, None)
-    snapshot(None)
+
+
+def block_map_data(events: Iterable[Event]) -> list[BlockColumn]:
+    """One column a step, then one for what is left at the end, from the events alone."""
+    pool = PoolFollower()
+    columns: list[BlockColumn] = []
+    for event in events:
+        pool.apply(event)
+        if event.name == "step.prepared":
+            columns.append(pool.column(event.step))
+            pool.new_step()
+    columns.append(pool.column(None))
     return columns
 
 
