@@ -1,0 +1,282 @@
+"""The figures of lecture 02; `prefill_decode_data.py` holds the values they draw."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minifer.config import ModelConfig
+from minifer.course.figures import (
+    HATCHES,
+    PALETTE,
+    SERIES,
+    finish,
+    label_axes,
+    new_figure,
+    patch,
+    request_colour,
+)
+from minifer.course.pictures.prefill_decode_data import (
+    LLAMA_8B,
+    Layout,
+    Pass,
+    chunk_rows,
+    computed_cells,
+    generation_passes,
+    rope_pairs,
+    step_passes,
+    token_times,
+    total_flops,
+)
+from minifer.events import Event
+from minifer.perf.costs import kv_bytes_per_token, step_cost
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw_cells(naive: Sequence[Pass], cached: Sequence[Pass], prompt: int, *, title: str) -> Figure:
+    """Two grids side by side: a row a pass, a column a position."""
+    positions = naive[-1][1]
+    figure = new_figure(2.4 + 0.52 * positions * 2, 1.9 + 0.42 * len(naive))
+    for axes, passes, name in zip(
+        figure.subplots(1, 2), (naive, cached), ("without a cache", "with a cache"), strict=True
+    ):
+        for cell in computed_cells(passes, prompt):
+            kind = "prefill" if cell.given else "decode"
+            colour = PALETTE["cached"] if cell.kind == "read" else PALETTE[kind]
+            hatch = HATCHES["decode"] if cell.kind != "read" and not cell.given else ""
+            _box(axes, cell.position, cell.step, colour, hatch)
+            if cell.kind == "again":
+                axes.text(
+                    cell.position, cell.step, "×", ha="center", va="center", fontsize=11,
+                    weight="bold", bbox={"boxstyle": "circle,pad=0.1", "fc": "white", "lw": 0},
+                )  # fmt: skip
+        axes.set_xlim(-0.5, positions - 0.5)
+        axes.set_ylim(len(passes) + 0.5, 0.5)
+        axes.set_xticks(range(positions))
+        axes.set_yticks(range(1, len(passes) + 1))
+        axes.set_xlabel("position of the token")
+        axes.set_ylabel("forward pass")
+        finish(figure, axes, name, [])
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    _legend(
+        figure,
+        patch("computed, a given token", PALETTE["prefill"]),
+        patch("computed, a drawn token", PALETTE["decode"], HATCHES["decode"], "white"),
+        patch("its key and value are read", PALETTE["cached"]),
+        patch("×  computed again", "white"),
+    )
+    return figure
+
+
+def draw_chunks(ways: Sequence[Sequence[int]], *, title: str) -> Figure:
+    """The masks of one prompt, cut in several ways: a panel a way, a row a query."""
+    total = sum(ways[0])
+    colours = {
+        "cached": PALETTE["cached"],
+        "new": PALETTE["prefill"],
+        "hidden": PALETTE["waiting"],
+        "absent": "white",
+    }
+    figure = new_figure(0.8 + (0.9 + 0.31 * total) * len(ways), 1.6 + 0.3 * total)
+    for axes, chunks in zip(figure.subplots(1, len(ways)), ways, strict=True):
+        for y, row in enumerate(chunk_rows(chunks)):
+            for x, kind in enumerate(row):
+                _box(axes, x, y, colours[kind], HATCHES["waiting"] if kind == "hidden" else "")
+        for boundary in itertools.accumulate(chunks[:-1]):
+            axes.axhline(boundary - 0.5, color="black", linewidth=2)
+        axes.set_xlim(-0.5, total - 0.5)
+        axes.set_ylim(total - 0.5, -0.5)
+        axes.set_xticks(range(total))
+        axes.set_yticks(range(total))
+        axes.set_xlabel("key position")
+        axes.set_ylabel("query position")
+        name = (
+            " + ".join(map(str, chunks)) if len(set(chunks)) > 1 else f"{len(chunks)} × {chunks[0]}"
+        )
+        finish(figure, axes, name, [])
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    _legend(
+        figure,
+        patch("key read from the cache", colours["cached"]),
+        patch("key of this chunk", colours["new"]),
+        patch("masked: it comes later", colours["hidden"], HATCHES["waiting"]),
+        patch("does not exist yet", "white"),
+    )
+    return figure
+
+
+def draw_pairs(head_dim: int, *, title: str) -> Figure:
+    """Which dimensions turn together, in both layouts: one colour and marker a pair."""
+    figure = new_figure(7.2, 2.6)
+    axes = figure.subplots()
+    layouts: tuple[Layout, Layout] = ("half", "interleaved")
+    for y, layout in enumerate(layouts):
+        for i, pair in enumerate(rope_pairs(head_dim, layout)):
+            for x in pair:
+                _box(axes, x, y, request_colour(i), "")
+                axes.text(x, y, f"pair {i}", ha="center", va="center", fontsize=10)
+    axes.set_xlim(-0.5, head_dim - 0.5)
+    axes.set_ylim(1.6, -0.6)
+    axes.set_xticks(range(head_dim))
+    axes.set_yticks(range(2), ["half-split", "interleaved"])
+    axes.set_xlabel("dimension of the head")
+    finish(figure, axes, title, [])
+    return figure
+
+
+def draw_work(config: ModelConfig, events: Iterable[Event], *, title: str) -> Figure:
+    """Arithmetic and traffic of every engine step, from its events: two panels of bars."""
+    steps = step_passes(events)
+    figure = new_figure(8.0, 4.6)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for x, entries in enumerate(steps, start=1):
+        whole = step_cost(config, [(query, context) for *_, query, context in entries]).total()
+        below = 0.0
+        for kind in ("prefill", "decode"):
+            batch = [(query, context) for _, k, query, context in entries if k == kind]
+            flops = step_cost(config, batch).total().flops / 1e6 if batch else 0.0
+            _bar(upper, x, flops, below, PALETTE[kind], HATCHES.get(kind, ""))
+            below += flops
+        _bar(lower, x, whole.weight_bytes / 1e6, 0, PALETTE["free"], "")
+        _bar(lower, x, whole.kv_bytes / 1e6, whole.weight_bytes / 1e6, PALETTE["cached"], "")
+    upper.margins(y=0.08)
+    label_axes(upper, title=title, x="", y="arithmetic (MFLOP)")
+    label_axes(lower, title="", x="engine step", y="read and written (MB)")
+    lower.set_xticks(range(1, len(steps) + 1))
+    _legend(
+        figure,
+        patch("prefill", PALETTE["prefill"]),
+        patch("decode", PALETTE["decode"], HATCHES["decode"], "white"),
+        patch("weights", PALETTE["free"]),
+        patch("keys and values", PALETTE["cached"]),
+    )
+    return figure
+
+
+def draw_ticks(events: Iterable[Event], *, title: str) -> Figure:
+    """When each token of each request came, in milliseconds since the first request arrived."""
+    times = token_times(events)
+    origin = min(arrival for arrival, _ in times.values())
+    figure = new_figure(8.0, 1.6 + 0.5 * len(times))
+    axes = figure.subplots()
+    for y, (arrival, drawn) in enumerate(times.values()):
+        x = [(time - origin) * 1e3 for time in drawn]
+        first = (arrival - origin) * 1e3
+        axes.plot([first, x[0]], [y, y], color=PALETTE["prefill"], linewidth=7, zorder=1)
+        axes.plot([x[0], x[-1]], [y, y], color="black", linewidth=1, zorder=1)
+        axes.plot(
+            x, [y] * len(x), linestyle="", marker="o", markersize=9, color=request_colour(y),
+            markeredgecolor="black",
+        )  # fmt: skip
+    axes.set_ylim(len(times) - 0.5, -0.5)
+    axes.set_yticks(range(len(times)), list(times))
+    axes.set_xlabel("time since arrival (ms)")
+    axes.set_ylabel("request")
+    finish(figure, axes, title, [])
+    figure.legend(
+        handles=[
+            patch("time to the first token", PALETTE["prefill"]),
+            *(patch(f"tokens of {name}", request_colour(i)) for i, name in enumerate(times)),
+        ],
+        loc="outside lower center", ncols=4, fontsize=9, frameon=False,
+    )  # fmt: skip
+    return figure
+
+
+@dataclass(frozen=True)
+class Series:
+    """One way of generating. x: tokens; floor, predicted, measured: seconds at each x."""
+
+    name: str
+    x: Sequence[float]
+    floor: Sequence[float]
+    predicted: Sequence[float]
+    measured: Sequence[float]
+
+
+def draw_times(
+    series: Sequence[Series], *, title: str, x: str, y: str, log: bool = False
+) -> Figure:
+    """Measured points between two predictions: the roofline's floor, and floor plus fixed price."""
+    figure = new_figure(7.6, 4.2)
+    axes = figure.subplots()
+    for one, (colour, marker, _) in zip(series, SERIES, strict=False):
+        kinds = ("floor", "predicted", "measured")
+        ms = {kind: [t * 1e3 for t in getattr(one, kind)] for kind in kinds}
+        axes.plot(one.x, ms["floor"], color=colour, linestyle=":", label=f"{one.name}: floor")
+        axes.plot(one.x, ms["predicted"], color=colour, label=f"{one.name}: predicted")
+        axes.plot(
+            one.x, ms["measured"], color=colour, linestyle="", marker=marker, markersize=5,
+            markeredgecolor="black", label=f"{one.name}: measured",
+        )  # fmt: skip
+    if log:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        ticks = list(series[0].x)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    else:
+        axes.set_ylim(bottom=0)
+    label_axes(axes, title=title, x=x, y=y)
+    axes.legend(fontsize=9, frameon=False, ncols=len(series))
+    return figure
+
+
+def saved_view(prompt: int, output: int) -> str:
+    """SVG for the widget: FLOPs without and with a cache, and the KV bytes that buys it."""
+    naive = total_flops(LLAMA_8B, generation_passes(prompt, output, cached=False))
+    cached = total_flops(LLAMA_8B, generation_passes(prompt, output, cached=True))
+    kept = kv_bytes_per_token(LLAMA_8B) * (prompt + output - 1)
+    rows = [
+        ("without a cache", 1.0, f"{naive / 1e12:,.1f} TFLOP", PALETTE["waiting"]),
+        ("with a cache", cached / naive, f"{cached / 1e12:,.1f} TFLOP", PALETTE["prefill"]),
+    ]
+    lines = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 132" width="640" role="img"'
+        ' font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="13">',
+        f"<title>{prompt} tokens given, {output} wanted: {naive / cached:,.1f} times the "
+        "arithmetic without a cache</title>",
+        '<rect width="640" height="132" fill="#FFFFFF"/>',
+    ]
+    for row, (name, share, text, colour) in enumerate(rows):
+        y, width = 10 + 36 * row, max(1, round(330 * share))
+        lines.append(f'<text x="8" y="{y + 17}" fill="#111111">{name}</text>')
+        lines.append(
+            f'<rect x="130" y="{y}" width="{width}" height="24" fill="{colour}" stroke="#111111"/>'
+        )
+        lines.append(f'<text x="{140 + width}" y="{y + 17}" fill="#111111">{text}</text>')
+    lines.append(
+        f'<text x="8" y="100" fill="#111111">The cache saves {naive / cached:,.1f}× and keeps '
+        f"{kept / 1e6:,.0f} MB of keys and values.</text>"
+    )
+    lines.append(
+        '<text x="8" y="120" fill="#444444">Llama 3.1 8B in bfloat16, modelled: '
+        f"{prompt:,} tokens given, {output:,} wanted.</text></svg>"
+    )
+    return "\n".join(lines)
+
+
+def _box(axes: Axes, x: float, y: float, colour: str, hatch: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    edge = "white" if hatch == HATCHES["decode"] else "#777777"
+    corner = (x - 0.45, y - 0.45)
+    axes.add_patch(
+        Rectangle(corner, 0.9, 0.9, facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=0.5)
+    )
+
+
+def _bar(axes: Axes, x: float, height: float, bottom: float, colour: str, hatch: str) -> None:
+    edge = "white" if hatch else "black"
+    axes.bar(x, height, bottom=bottom, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.5)
+
+
+def _legend(figure: Figure, *entries: object) -> None:
+    figure.legend(
+        handles=list(entries), loc="outside lower center", ncols=4, fontsize=9, frameon=False
+    )
