@@ -60,6 +60,10 @@ class PoolFollower:
     def new_step(self) -> None:
         self._copies.clear()
 
+    def table(self, request_id: str) -> Sequence[int]:
+        """A request's block table now."""
+        return self._tables.get(request_id, ())
+
     def column(self, step: int | None) -> BlockColumn:
         """The pool as it is now."""
         held = MappingProxyType({r: tuple(table) for r, table in self._tables.items() if table})

@@ -68,12 +68,8 @@ def explore(
         box = sliders(view, controls, names, alt=alt, mark=mark, start=_html(picture, words))
     except ImportError:
         return
-    bundle = box._repr_mimebundle_()
-    bundle = bundle[0] if isinstance(bundle, tuple) else bundle
-    if bundle:
-        ranges = "; ".join(f"{names[n]}: {', '.join(map(str, v))}" for n, v in controls.items())
-        # ipywidgets would say its constructor's arguments here, the whole picture among them.
-        display(dict(bundle) | {"text/plain": f"Sliders. {ranges}"}, raw=True)
+    ranges = "; ".join(f"{names[n]}: {', '.join(map(str, v))}" for n, v in controls.items())
+    display_widget(box, f"Sliders. {ranges}")
 
 
 def sliders(
@@ -102,8 +98,7 @@ def sliders(
         )
         for name, values in controls.items()
     }
-    head = f"<style>{_hide(mark)}</style>"
-    shown = ipywidgets.HTML(_live(head, mark, start))
+    shown = ipywidgets.HTML(_live(mark, start))
 
     def redraw(_: Any) -> None:
         now = {name: box.value for name, box in boxes.items()}
@@ -112,7 +107,7 @@ def sliders(
             body = _html(picture, _words(alt, now, picture))
         except Exception as error:  # in a callback it would vanish into a log
             body = f"<pre>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
-        shown.value = _live(head, mark, body)
+        shown.value = _live(mark, body)
 
     for box in boxes.values():
         box.observe(redraw, names="value")
@@ -157,11 +152,26 @@ def _html(picture: str | bytes, words: str) -> str:
     return f'<img alt="{html.escape(words)}" style="max-width:100%" src="{source}">'
 
 
-def _live(head: str, mark: str, body: str) -> str:
-    return f'{head}<div class="{mark}-live" aria-live="polite">{body}</div>'
+def _live(mark: str, body: str) -> str:
+    return f'{hide_twin(mark)}<div class="{mark}-live" aria-live="polite">{body}</div>'
 
 
-def _hide(mark: str) -> str:
-    """HTML twins have a class of their own; a PNG is found as the output before the widget."""
+def hide_twin(mark: str) -> str:
+    """A style sheet for inside a widget: while it is alive, its static twin is not shown.
+
+    mark: the twin's class. A PNG has none: it is found as the output before the widget.
+    """
     output = ".jp-OutputArea-child"
-    return f".{mark},{output}:has(+ {output} .{mark}-live){{display:none}}"
+    rule = f".{mark},{output}:has(+ {output} .{mark}-live){{display:none}}"
+    return f"<style>{rule}</style>"
+
+
+def display_widget(box: Any, words: str) -> None:
+    """Display a widget. words: what a page without widgets, and nbval, see in its place."""
+    from IPython.display import display
+
+    bundle = box._repr_mimebundle_()
+    bundle = bundle[0] if isinstance(bundle, tuple) else bundle
+    if bundle:
+        # ipywidgets would say its constructor's arguments here, the whole picture among them.
+        display(dict(bundle) | {"text/plain": words}, raw=True)
