@@ -25,11 +25,16 @@ def add(commands: Any) -> None:
             ('trace "Hello" --out trace.json', "open trace.json at https://ui.perfetto.dev"),
             ('trace "Hello" "Bye" --request 1', "the life of the second request as a table"),
             ('trace "Hello" --request 0 --token 3', "what happened to its token at position 3"),
+            (
+                'trace "Hello" --request 0 --microscope t.html',
+                "its first drawn token, event by event",
+            ),
             ('trace "Hello" --out t.json --max-num-batched-tokens 8', "see a prefill in chunks"),
         ],
         code=[
             ("minifer/events.py", "the events and where they go"),
             ("minifer/trace.py", "the timeline and the table"),
+            ("minifer/course/microscope.py", "the page that steps through one token's events"),
             ("minifer/engine.py", "Engine.step: the five stages that report"),
         ],
     )
@@ -41,6 +46,12 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--token", type=int, metavar="P", help="only of its token at position P, counted from 0"
+    )
+    parser.add_argument(
+        "--microscope",
+        metavar="FILE",
+        help="write a page that steps through the events of one token of --request: its token at "
+        "--token, or the first it drew",
     )
     session.add_prompt_options(parser)
     add_model_options(parser)
@@ -67,15 +78,30 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         params = [session.choose_params(arguments, llm, len(one)) for one in ids]
         outputs = llm.generate(ids, params)
+        pool = llm.engine.kv.pool.num_blocks, llm.engine.config.block_size
     for output in outputs:
         for answer in output.outputs:
             print(f"{output.request_id} ({answer.finish_reason}): {answer.text}")
     if arguments.request is not None:
         name = outputs[arguments.request].request_id
         print("\n" + life_of(record.events, name, arguments.token))
+        if arguments.microscope:
+            _write_page(arguments, record.events, name, *pool)
     if arguments.out:
         session.note(f"{arguments.out} holds {len(record.events)} events: ui.perfetto.dev opens it")
     return 0
+
+
+def _write_page(
+    arguments: argparse.Namespace, events: Any, name: str, num_blocks: int, block_size: int
+) -> None:
+    from minifer.course.microscope import microscope_page
+
+    page = microscope_page(
+        events, name, arguments.token, block_size=block_size, num_blocks=num_blocks
+    )
+    Path(arguments.microscope).write_text(page, encoding="utf-8")
+    session.note(f"{arguments.microscope} steps through one token of {name}: open it in a browser")
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -87,6 +113,13 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--request must be in [0, {count}) for {count} prompts, got {number}")
     if arguments.token is not None and number is None:
         raise ValueError("--token needs --request N, the request it belongs to")
-    for option, file in (("--out", arguments.out), ("--jsonl", arguments.jsonl)):
+    if arguments.microscope and number is None:
+        raise ValueError("--microscope needs --request N, the request whose token it shows")
+    files = {
+        "--out": arguments.out,
+        "--jsonl": arguments.jsonl,
+        "--microscope": arguments.microscope,
+    }
+    for option, file in files.items():
         if file and not Path(file).absolute().parent.is_dir():
             raise ValueError(f"{option}: there is no folder {Path(file).parent}, make it first")

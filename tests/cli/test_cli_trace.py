@@ -58,6 +58,19 @@ def test_prints_the_life_of_one_token(model_folder: Path, capsys: Capture) -> No
     assert steps["token.sampled"] == 2 and steps["request.scheduled"] == 3
 
 
+def test_writes_a_page_that_steps_through_one_token(
+    model_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "token.html"
+    assert trace(model_folder, "one", "--request", "0", "--microscope", str(out)) == 0
+    page = out.read_text(encoding="utf-8")
+    assert "The life of a token: request request-0, position 3" in page  # the first it drew
+    assert "steps through one token of request-0: open" in capsys.readouterr().err
+    again = "--request", "0", "--token", "1", "--microscope", str(out)
+    assert trace(model_folder, "one", *again) == 0
+    assert "position 1</h1>" in out.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -65,6 +78,10 @@ def test_prints_the_life_of_one_token(model_folder: Path, capsys: Capture) -> No
         ("--request 1", "--request must be in [0, 1) for 1 prompts, got 1"),
         ("--request -1", "--request must be in [0, 1) for 1 prompts, got -1"),
         ("--token 1 --out x", "--token needs --request N, the request it belongs to"),
+        (
+            "--microscope x --out x",
+            "--microscope needs --request N, the request whose token it shows",
+        ),
         ("--out /no/where/x", "--out: there is no folder /no/where, make it first"),
     ],
 )
