@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from minifer.course import example
 from minifer.course.microscope_data import Life, life_frames
 from minifer.course.microscope_view import summary, twin, view
+from minifer.course.microscope_words import named
 from minifer.course.widgets import display_widget, hide_twin
 from minifer.events import Event
 
@@ -126,7 +127,7 @@ def microscope_page(
     Without JavaScript it is a list to unfold; with it, buttons and the arrow keys step through.
     """
     life = life_of_token(events, request_id, position, **options)
-    title = f"The life of a token: request {life.request_id}, position {life.position}"
+    title = f"The life of a token: {named(life.request_id)}, position {life.position}"
     return _PAGE.substitute(
         title=escape(title), last=len(life.frames) - 1, list=twin(life, _mark(life), drawn=True)
     )

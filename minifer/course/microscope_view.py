@@ -12,6 +12,7 @@ from minifer.course.figure_data import Span
 from minifer.course.figures import PALETTE, request_colour
 from minifer.course.life_map import HERE, life_map
 from minifer.course.microscope_data import Frame, Life
+from minifer.course.microscope_words import named
 from minifer.events import STAGES
 
 STAGE_NAMES = dict(
@@ -77,7 +78,7 @@ def _when(frame: Frame) -> str:
 
 
 def _token(life: Life) -> str:
-    return f"request {life.request_id}, position {life.position}"
+    return f"{named(life.request_id)}, position {life.position}"
 
 
 def _strip(frame: Frame) -> str:
@@ -133,7 +134,7 @@ def _blocks(life: Life, frame: Frame) -> str:
 
 def _block(life: Life, frame: Frame, block: int) -> str:
     holders, found = frame.pool.holders(block), block in frame.pool.cached
-    label = "+".join(holders) or ("" if found else "–")
+    label = "+".join(map(_short, holders)) or ("" if found else "–")
     colour = PALETTE["free"]
     if holders:
         colour = request_colour(life.requests.index(holders[0]))
@@ -148,6 +149,11 @@ def _block(life: Life, frame: Frame, block: int) -> str:
         style += f";{_HERE}"
     signs = ("✓" if found else "") + ("●" if ours else "")
     return f'<td width="34" style="{style}"><small>{block}</small><br>{escape(label)}{signs}</td>'
+
+
+def _short(request_id: str) -> str:
+    """What fits into a cell: the end of a long id tells requests apart."""
+    return request_id if len(request_id) <= 4 else f"…{request_id[-3:]}"
 
 
 def _timeline(life: Life, frame: Frame) -> str:

@@ -26,7 +26,7 @@ class Moment:
 
     @property
     def who(self) -> str:
-        return f"request {self.event.request_id}"
+        return named(self.event.request_id or "")
 
     @property
     def span(self) -> str:
@@ -44,6 +44,11 @@ class Moment:
 
     def data(self, key: str) -> Any:
         return self.event.data.get(key)
+
+
+def named(request_id: str) -> str:
+    """ "request A"; an id that says so itself stays as it is."""
+    return request_id if request_id.startswith("request") else f"request {request_id}"
 
 
 def sentence(moment: Moment) -> str:

@@ -64,7 +64,7 @@ def test_writes_a_page_that_steps_through_one_token(
     out = tmp_path / "token.html"
     assert trace(model_folder, "one", "--request", "0", "--microscope", str(out)) == 0
     page = out.read_text(encoding="utf-8")
-    assert "The life of a token: request request-0, position 3" in page  # the first it drew
+    assert "The life of a token: request-0, position 3" in page  # the first it drew
     assert "steps through one token of request-0: open" in capsys.readouterr().err
     again = "--request", "0", "--token", "1", "--microscope", str(out)
     assert trace(model_folder, "one", *again) == 0
