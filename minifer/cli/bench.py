@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minifer.cli import bench_decode, bench_kernels, bench_serve
+from minifer.cli import bench_decode, bench_kernels, bench_limit, bench_serve
 from minifer.cli.parser import add_command
 
 
@@ -13,12 +13,13 @@ def add(commands: Any) -> None:
         commands,
         "bench BENCHMARK",
         lambda arguments: 2,  # argparse asks for a benchmark before this is called
-        summary="measure a server under load, a decode step, or each kernel",
+        summary="measure a server under load, this machine's limits, a decode step, or each kernel",
         about="Measurements that others can repeat: each says what ran where, with which seed, and "
         "writes one JSON format.",
         examples=[
             ("bench serve", "a server under load"),
             ("bench serve --help", "its options"),
+            ("bench limit", "what this machine can do, and how near the engine comes"),
             ("bench decode --ladder", "a decode step, from eager PyTorch to a megakernel"),
             ("bench kernels", "each Triton kernel alone"),
         ],
@@ -28,5 +29,6 @@ def add(commands: Any) -> None:
         title="benchmarks", metavar="BENCHMARK", required=True, prog="minifer bench"
     )
     bench_serve.add(benchmarks)
+    bench_limit.add(benchmarks)
     bench_decode.add(benchmarks)
     bench_kernels.add(benchmarks)

@@ -44,10 +44,11 @@ def this_machine(*, seconds: float = 1.0, dtype: str = "float32", device: str = 
     """This machine as a `Device`, its rates measured; measured once a process for equal arguments.
 
     memory_bandwidth: bytes/s of reading a buffer of at least 128 MiB, four times the last cache
-    where that is no more than 512 MiB. peak_flops: FLOP/s of a square matrix product in `dtype`
-    ("float32", "bfloat16", "float16"). memory_bytes, on_chip_bytes (the last cache): as the system
-    says. power_watts: the data sheet's for a GPU in `DEVICES`, the limit the system states for a
-    CPU package, NaN where neither is known. device: "auto" takes the GPU where there is one.
+    where that is no more than 512 MiB, but no more than an eighth of memory. peak_flops: FLOP/s of
+    a square matrix product in `dtype` ("float32", "bfloat16", "float16"). memory_bytes,
+    on_chip_bytes (the last cache): as the system says. power_watts: the data sheet's for a GPU in
+    `DEVICES`, the limit the system states for a CPU package, NaN where neither is known. device:
+    "auto" takes the GPU where there is one.
 
     seconds: how long to measure, about; at least three passes of each. Torch's threads are part of
     what is measured. Raises `ValueError` for seconds that are not above 0, another dtype, or a
@@ -66,26 +67,25 @@ def _check_dtype(dtype: str) -> None:
 
 @cache
 def _measured(seconds: float, dtype: str, device_name: str, threads: int) -> Device:
-    device = torch.device(device_name)
-    described = _describe(device, threads)
-    size = _buffer_bytes(described.on_chip_bytes, described.memory_bytes)
     started = time.perf_counter()
-    bandwidth = read_bandwidth(size, seconds=0.4 * seconds, device=device_name)
-    left = seconds - (time.perf_counter() - started)  # making a large buffer took some, too
-    edge = _MATRIX.get(device.type, 1024)
+    here = described(dtype, device_name, threads)
+    read = reader(buffer_bytes(here), device_name)  # making a large buffer takes a while, too
+    bandwidth = read(0.4 * seconds)
+    left = seconds - (time.perf_counter() - started)
+    edge = matrix_edge(here)
     flops = matmul_rate(edge, dtype=dtype, seconds=min(0.4 * seconds, left), device=device_name)
-    return replace(
-        described,
-        peak_flops=flops,
-        memory_bandwidth=bandwidth,
-        note=f"{described.note}; read {size // MIB} MiB, {dtype} product of {edge} × {edge}",
-    )
+    return replace(here, peak_flops=flops, memory_bandwidth=bandwidth)
 
 
-def _buffer_bytes(last_cache: float, memory: float) -> int:
-    """Four caches, within 128 and 512 MiB, and never more than an eighth of memory."""
-    size = min(max(4 * last_cache, _SMALLEST), _LARGEST)
-    return int(min(size, memory / 8)) if memory else int(size)
+def buffer_bytes(here: Device) -> int:
+    """What is read to stand for memory: see `this_machine`."""
+    size = min(max(4 * here.on_chip_bytes, _SMALLEST), _LARGEST)
+    return int(min(size, here.memory_bytes / 8)) if here.memory_bytes else int(size)
+
+
+def matrix_edge(here: Device) -> int:
+    """Edge of the square matrices whose product stands for the peak."""
+    return _MATRIX["cuda" if here.num_sms is not None else "cpu"]
 
 
 def read_bandwidth(num_bytes: int, *, seconds: float = 0.1, device: str = "auto") -> float:
@@ -95,13 +95,18 @@ def read_bandwidth(num_bytes: int, *, seconds: float = 0.1, device: str = "auto"
     """
     if num_bytes < 4096:
         raise ValueError(f"num_bytes must be at least 4096, got {num_bytes}")
+    return reader(num_bytes, device)(seconds)
+
+
+def reader(num_bytes: int, device: str = "auto") -> Callable[[float], float]:
+    """`read_bandwidth` with the buffer kept: a function of the seconds to measure."""
     where = _find(device)
     columns = min(4096, num_bytes // 4096 * 4)
     rows = num_bytes // (4 * columns)
     matrix = torch.ones(rows, columns, device=where)  # written: every page is a page of its own
     vector = torch.ones(1, columns, device=where)
     calls = (lambda: torch.nn.functional.linear(vector, matrix), matrix.sum)
-    return matrix.nbytes / _best_seconds(calls, seconds, where)
+    return lambda seconds: matrix.nbytes / _best_seconds(calls, seconds, where)
 
 
 def matmul_rate(
@@ -153,33 +158,28 @@ def _find(name: str) -> torch.device:
     return device
 
 
-def _describe(device: torch.device, threads: int) -> Device:
-    """All but the two rates."""
+def described(dtype: str, device_name: str, threads: int) -> Device:
+    """This machine, all but the two rates, which are NaN. Arguments as `this_machine`'s."""
+    device = _find(device_name)
     here = machine()
-    rates = {"peak_flops": math.nan, "memory_bandwidth": math.nan}
-    measured = {"source": "measured here, minifer.perf.limit", "date": f"{datetime.now(UTC):%Y-%m}"}
-    if device.type == "cuda":
-        chip = torch.cuda.get_device_properties(device)
-        known = datasheet(chip.name)
-        return Device(
-            name=f"this machine: {chip.name}",
-            memory_bytes=chip.total_memory,
-            on_chip_bytes=chip.L2_cache_size,
-            power_watts=known.power_watts if known is not None else math.nan,
-            num_sms=chip.multi_processor_count,
-            note="power: data sheet" if known is not None else "power: not known",
-            **rates,
-            **measured,
-        )
-    power = _package_watts()
+    chip = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    known = datasheet(chip.name) if chip is not None else None
+    if chip is not None:
+        power, source = known.power_watts if known else math.nan, "data sheet"
+    else:
+        power, source = _package_watts(), "package limit, as the system states it"
+    cores = f"{here['cpu']}, {threads} of {here['cores']} cores"
     return Device(
-        name=f"this machine: {here['cpu']}, {threads} of {here['cores']} cores",
-        memory_bytes=here["memory_bytes"] or 0.0,
-        on_chip_bytes=last_cache_bytes(),
+        name=f"this machine: {chip.name if chip is not None else cores}",
+        peak_flops=math.nan,
+        memory_bandwidth=math.nan,
+        memory_bytes=chip.total_memory if chip is not None else here["memory_bytes"] or 0,
+        on_chip_bytes=chip.L2_cache_size if chip is not None else last_cache_bytes(),
         power_watts=power,
-        note="power: not known" if math.isnan(power) else "power: package limit of the system",
-        **rates,
-        **measured,
+        source="measured here, minifer.perf.limit",
+        date=f"{datetime.now(UTC):%Y-%m}",
+        note=f"{dtype} products; power: {'not known' if math.isnan(power) else source}",
+        num_sms=chip.multi_processor_count if chip is not None else None,
     )
 
 

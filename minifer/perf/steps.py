@@ -10,7 +10,7 @@ Weights may be random: what they hold changes no time.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from minifer import Engine, EngineConfig, ModelConfig, SamplingParams
 from minifer.events import Event, ListSink
 from minifer.models.transformer import Transformer
 from minifer.perf.costs import ElementBytes, OpCost, step_cost
-from minifer.perf.counted import batch_of
+from minifer.perf.counted import CountedStep, CountingRunner, batch_of
 from minifer.perf.devices import Device
 from minifer.weights.resolve import LoadedModel
 
@@ -72,20 +72,58 @@ class StepGroup:
         return device.seconds(self.cost.flops, self.cost.weight_bytes + self.cost.kv_bytes)
 
 
-class _Recorder:
-    def __init__(self, runner: Any) -> None:
-        self.runner = runner
-        self.work: list[tuple[tuple[tuple[int, int], ...], int]] = []
+class TimedEngine:
+    """An engine whose steps are timed by its own events, with requests of random token ids.
+
+    options: as `engine_for`.
+    """
+
+    def __init__(self, loaded: LoadedModel, **options: Any) -> None:
+        self._vocabulary = loaded.config.vocab_size
+        self._sink = ListSink()
+        self._work: list[tuple[tuple[tuple[int, int], ...], int]] = []
+        self._generator = torch.Generator().manual_seed(0)
+        self._num_requests = 0
+        self.engine = engine_for(loaded, sinks=[self._sink], **options)
+        self._runner = self.engine.runner
+        self.engine.runner = self  # type: ignore[assignment]
 
     def forward(self, step: Any) -> Any:
-        self.work.append((batch_of(step), len(step.logits_rows)))
-        logits = self.runner.forward(step)
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize(self.runner.device)  # or the sampler would wait for it
+        """Stands before the engine's runner."""
+        self._work.append((batch_of(step), len(step.logits_rows)))
+        logits = self._runner.forward(step)
+        if self._runner.device.type == "cuda":  # type: ignore[attr-defined]
+            torch.cuda.synchronize(logits.device)  # or the sampler would wait for it
         return logits
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.runner, name)
+        return getattr(self._runner, name)
+
+    def add(self, length: int, num_tokens: int) -> None:
+        """A request of `length` random tokens that is answered with `num_tokens`."""
+        ids = torch.randint(self._vocabulary, (length,), generator=self._generator).tolist()
+        params = self.engine.default_params.with_(max_tokens=num_tokens)
+        self.engine.add_request(f"r{self._num_requests}", ids, params)
+        self._num_requests += 1
+
+    def counted_step(self) -> CountedStep:
+        """One step that nobody times, its bytes counted. Raises `ValueError` as `step`."""
+        plain = self._runner
+        self._runner = counting = CountingRunner(plain)
+        try:
+            self.step()
+        finally:
+            self._runner = plain
+        return counting.steps[-1]
+
+    def step(self) -> StepRecord:
+        """One step of the engine. Raises `ValueError` when no request is open."""
+        if not self.engine.has_unfinished_requests:
+            raise ValueError("the engine must have an open request, got none")
+        self._sink.events.clear()
+        self.engine.step()
+        (seconds,) = durations(self._sink.events)
+        return StepRecord(*self._work[-1], *seconds)
 
 
 def random_model(
@@ -121,25 +159,18 @@ def engine_for(loaded: LoadedModel, *, sinks: Sequence[Any] = (), **options: Any
 def serve(
     loaded: LoadedModel, prompts: Iterable[int], num_tokens: int, **options: Any
 ) -> list[StepRecord]:
-    """Serve one request a prompt length, random token ids; every step the engine took, in order.
+    """Serve one request a prompt length to the end; every step the engine took, in order.
 
     prompts: lengths in tokens. num_tokens: each is answered with as many. options: as `engine_for`.
     """
-    sink = ListSink()
-    engine = engine_for(loaded, sinks=[sink], **options)
-    engine.runner = recorder = _Recorder(engine.runner)  # type: ignore[assignment]
-    generator = torch.Generator().manual_seed(0)
-    params = engine.default_params.with_(max_tokens=num_tokens)
-    for number, length in enumerate(prompts):
-        ids = torch.randint(loaded.config.vocab_size, (length,), generator=generator).tolist()
-        engine.add_request(f"r{number}", ids, params)
-    while engine.has_unfinished_requests:
-        engine.step()
-    engine.close()
-    return [
-        StepRecord(*work, *seconds)
-        for work, seconds in zip(recorder.work, durations(sink.events), strict=True)
-    ]
+    timed = TimedEngine(loaded, **options)
+    for length in prompts:
+        timed.add(length, num_tokens)
+    records = []
+    while timed.engine.has_unfinished_requests:
+        records.append(timed.step())
+    timed.engine.close()
+    return records
 
 
 def durations(events: Iterable[Event]) -> list[tuple[float, float]]:
@@ -158,23 +189,55 @@ def durations(events: Iterable[Event]) -> list[tuple[float, float]]:
     return out
 
 
-def prefill_group(loaded: LoadedModel, chunk: int, *, repeats: int = 3) -> StepGroup:
-    """A prompt of `chunk` tokens in one step, `repeats` times after one that does not count."""
-    records = [
-        serve(loaded, [chunk], 1, max_num_batched_tokens=max(chunk, 1))[0]
-        for _ in range(repeats + 1)
-    ][1:]
-    return group(loaded, f"prefill {chunk}", records)
+class Steps:
+    """Steps of one kind, as many as asked for: `prefilling` and `decoding` make them.
+
+    timed: the engine. before: makes it ready for the next step.
+    """
+
+    def __init__(self, timed: TimedEngine, before: Callable[[], None] = lambda: None) -> None:
+        self._timed, self._before = timed, before
+
+    def take(self, count: int) -> list[StepRecord]:
+        """The next `count` steps."""
+        records = []
+        for _ in range(count):
+            self._before()
+            records.append(self._timed.step())
+        return records
+
+    def count(self) -> CountedStep:
+        """The next step, its bytes counted."""
+        self._before()
+        return self._timed.counted_step()
 
 
-def decode_group(
-    loaded: LoadedModel, batch_size: int, context: int, *, repeats: int = 5
-) -> StepGroup:
-    """`batch_size` requests that decode, `repeats` steps around a context of `context` tokens."""
-    before = max(1, context - 1 - repeats // 2)
-    records = serve(loaded, [before] * batch_size, repeats + 2)
-    steps = [r for r in records if r.kind == "decode" and len(r.batch) == batch_size]
-    return group(loaded, f"decode {batch_size} × {context}", steps[-repeats:])
+def prefilling(loaded: LoadedModel, chunk: int) -> Steps:
+    """Steps that each prefill a prompt of `chunk` tokens, all of it."""
+    blocks = -(-(chunk + 1) // BLOCK_SIZE)
+    timed = TimedEngine(loaded, max_num_batched_tokens=chunk, num_kv_blocks=blocks)
+    return Steps(timed, lambda: timed.add(chunk, 1))
+
+
+def decoding(loaded: LoadedModel, batch_size: int, context: int, *, steps: int = 64) -> Steps:
+    """Steps of `batch_size` requests that all decode; at most `steps` of them.
+
+    The first has contexts of `context` tokens, its own included; each makes them one longer.
+    Raises `ValueError` for a context below 2: a decode has a prompt.
+    """
+    if context < 2:
+        raise ValueError(f"context must be at least 2, got {context}")
+    prompt = context - 1
+    timed = TimedEngine(
+        loaded,
+        num_kv_blocks=batch_size * -(-(context + steps) // BLOCK_SIZE),
+        max_num_seqs=batch_size,
+        max_num_batched_tokens=batch_size * prompt,  # all prompts in one step: equal contexts
+    )
+    for _ in range(batch_size):
+        timed.add(prompt, steps + 1)
+    timed.step()
+    return Steps(timed)
 
 
 def group(loaded: LoadedModel, label: str, records: Sequence[StepRecord]) -> StepGroup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,7 +74,9 @@ def test_what_the_system_does_not_say_is_not_a_number(one_millisecond: list[floa
 def test_the_buffer_is_several_caches_and_a_small_part_of_memory(
     cache_mib: int, memory_mib: int, expected_mib: int
 ) -> None:
-    assert limit._buffer_bytes(cache_mib * MIB, memory_mib * MIB) == expected_mib * MIB
+    here = limit.described("float32", "cpu", 1)
+    here = replace(here, on_chip_bytes=cache_mib * MIB, memory_bytes=memory_mib * MIB)
+    assert limit.buffer_bytes(here) == expected_mib * MIB
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,377 @@
+"""Rooflines, predicted against measured: where operations stand below what a machine can do.
+
+The upper half turns costs, devices and measured steps into plain values, which tests and claims
+check; the lower half draws them. A roofline: the intensity of a piece of work (FLOPs a byte) to the
+right, the FLOP/s it reaches up; nothing stands above min(peak, intensity · bandwidth)
+(Williams, Waterman and Patterson 2009, CACM 52(4)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minifer.config import ModelConfig
+from minifer.course.figures import HATCHES, PALETTE, SERIES, finish, label_axes, new_figure, patch
+from minifer.events import Event
+from minifer.perf.costs import (
+    ElementBytes,
+    OpCost,
+    decode_cost,
+    kv_bytes_per_token,
+    num_parameters,
+    step_cost,
+)
+from minifer.perf.devices import Device
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from minifer.perf.steps import StepGroup
+
+
+@dataclass(frozen=True)
+class Point:
+    """A piece of work under a roof. rate: FLOP/s it reaches, or could. kind: a key of `PALETTE`."""
+
+    name: str
+    intensity: float
+    rate: float
+    kind: str
+
+
+def attainable(device: Device, intensity: float) -> float:
+    """FLOP/s a machine allows at an intensity: the roof."""
+    return min(device.peak_flops, intensity * device.memory_bandwidth)
+
+
+def operation_points(ops: Iterable[OpCost], device: Device, kind: str) -> list[Point]:
+    """Operations on the roof; what moves no bytes, or computes nothing, has no place there."""
+    return [
+        Point(op.name, op.intensity, attainable(device, op.intensity), kind)
+        for op in ops
+        if op.flops and op.bytes
+    ]
+
+
+def floor_intensity(cost: OpCost) -> float:
+    """FLOPs a byte of a step of which only weights and KV come from memory."""
+    return cost.flops / (cost.weight_bytes + cost.kv_bytes)
+
+
+def step_points(groups: Iterable[StepGroup]) -> list[Point]:
+    """Measured steps: the FLOP/s of the fastest forward pass."""
+    return [Point(g.label, floor_intensity(g.cost), g.cost.flops / g.best, g.kind) for g in groups]
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """Decode at one batch size, modelled. seconds: of a step. fits: weights and KV, on one chip."""
+
+    batch: int
+    seconds: float
+    tokens_per_second: float
+    joules_per_token: float
+    intensity: float
+    fits: bool
+
+
+def batch_rows(
+    config: ModelConfig,
+    device: Device,
+    batches: Iterable[int],
+    context: int,
+    element: ElementBytes | None = None,
+) -> list[BatchRow]:
+    """The roofline's floor of a decode step by batch size; joules at the chip's full power."""
+    e = element if element is not None else ElementBytes()
+    rows = []
+    for batch in batches:
+        cost = decode_cost(config, batch, context, element=e).total()
+        seconds = device.seconds(cost.flops, cost.weight_bytes + cost.kv_bytes)
+        held = num_parameters(config) * e.weight
+        held += batch * context * kv_bytes_per_token(config, e.kv)
+        rows.append(
+            BatchRow(
+                batch,
+                seconds,
+                batch / seconds,
+                device.power_watts * seconds / batch,
+                floor_intensity(cost),
+                held <= device.memory_bytes,
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """A step of an event stream as the cost model reads it. limit: "memory" or "arithmetic"."""
+
+    step: int
+    kind: str
+    batch: tuple[tuple[int, int], ...]
+    cost: OpCost
+    limit: str
+
+
+def engine_steps(
+    events: Iterable[Event], config: ModelConfig, device: Device, element: ElementBytes
+) -> list[EngineStep]:
+    """The steps of an event stream: `request.scheduled` says who computed which positions."""
+    work: dict[int, list[tuple[int, int]]] = {}
+    draws: dict[int, int] = {}
+    for event in events:
+        if event.name == "request.scheduled" and event.token_range:
+            first, last = event.token_range
+            work.setdefault(event.step, []).append((last - first, last))
+        elif event.name == "token.sampled":
+            draws[event.step] = draws.get(event.step, 0) + 1
+    out = []
+    for step, batch in sorted(work.items()):
+        cost = step_cost(config, batch, num_logits=draws.get(step, 0), element=element).total()
+        kind = "decode" if all(query == 1 for query, _ in batch) else "prefill"
+        limit = "arithmetic" if floor_intensity(cost) > device.ridge_point else "memory"
+        out.append(EngineStep(step, kind, tuple(batch), cost, limit))
+    return out
+
+
+# -- drawing
+
+
+def roofline(
+    device: Device,
+    points: Sequence[Point],
+    *,
+    title: str,
+    measured: Sequence[Point] = (),
+    labels: Mapping[str, str] | None = None,
+) -> Figure:
+    """One roof with what stands under it. labels: what to write beside points, by name."""
+    figure = new_figure(7.2, 4.4)
+    axes = figure.subplots()
+    draw_roof(axes, device, points, measured, labels or {})
+    label_axes(axes, title=title, x="arithmetic intensity (FLOPs a byte)", y="FLOP/s")
+    axes.legend(fontsize=9, frameon=False, loc="lower right")
+    return figure
+
+
+def draw_roof(
+    axes: Axes,
+    device: Device,
+    points: Sequence[Point],
+    measured: Sequence[Point],
+    labels: Mapping[str, str],
+) -> None:
+    """The roof over all points, and the points: hollow where predicted, full where measured."""
+    everything = [*points, *measured]
+    left = min([device.ridge_point / 30, *(p.intensity / 2 for p in everything)])
+    right = max([device.ridge_point * 8, *(p.intensity * 2 for p in everything)])
+    xs = [left, device.ridge_point, right]
+    axes.loglog(xs, [attainable(device, x) for x in xs], color="black", linewidth=1.5)
+    axes.axvline(device.ridge_point, color=PALETTE["waiting"], linewidth=1, linestyle=":")
+    axes.annotate(
+        f"ridge {device.ridge_point:.3g}",
+        (device.ridge_point, device.peak_flops),
+        xytext=(0, 5),
+        textcoords="offset points",
+        fontsize=9,
+        ha="center",
+    )
+    markers = {"prefill": "o", "decode": "s", "cached": "^"}
+    named: set[str] = set()
+    for group, filled in ((points, False), (measured, True)):
+        for point in group:
+            colour = PALETTE[point.kind]
+            label = f"{point.kind}, {'measured' if filled else 'predicted'}"
+            axes.plot(
+                [point.intensity],
+                [point.rate],
+                markers[point.kind],
+                markersize=7,
+                color=colour,
+                markerfacecolor=colour if filled else "white",
+                label=None if label in named else label,
+            )
+            named.add(label)
+            if point.name in labels:
+                axes.annotate(
+                    labels[point.name],
+                    (point.intensity, point.rate),
+                    xytext=(6, -10),
+                    textcoords="offset points",
+                    fontsize=9,
+                )
+
+
+def limit_figure(
+    here: Device, groups: Sequence[StepGroup], operations: Mapping[str, Sequence[OpCost]]
+) -> Figure:
+    """Left: this machine's roof, the model's operations on it, the engine's steps below. Right:
+    seconds of each step, predicted and measured."""
+    figure = new_figure(10.5, 4.6)
+    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    points = [
+        point
+        for name, ops in operations.items()
+        for point in operation_points(ops, here, name.split()[0])
+    ]
+    draw_roof(left, here, points, step_points(groups), {})
+    label_axes(
+        left,
+        title="Operations on the roof, the engine's steps below",
+        x="arithmetic intensity (FLOPs a byte)",
+        y="FLOP/s",
+    )
+    left.legend(fontsize=9, frameon=False, loc="lower right")
+    draw_steps(right, here, groups)
+    ratios = sorted(g.best / g.floor(here) for g in groups)
+    label_axes(
+        right,
+        title=f"Measured is {ratios[0]:.1f} to {ratios[-1]:.1f} times the floor",
+        x="seconds of a forward pass",
+        y="",
+    )
+    right.legend(fontsize=9, frameon=False)
+    return figure
+
+
+def draw_steps(axes: Axes, here: Device, groups: Sequence[StepGroup]) -> None:
+    """A line a step, from its floor (hollow) to its fastest forward pass (full); log seconds."""
+    markers = {"prefill": "o", "decode": "s"}
+    for row, steps in enumerate(groups):
+        colour, marker = PALETTE[steps.kind], markers[steps.kind]
+        floor, named = steps.floor(here), row == 0
+        axes.plot([floor, steps.best], [row, row], color=PALETTE["waiting"], zorder=0)
+        axes.plot(
+            [floor],
+            [row],
+            marker,
+            color=colour,
+            markerfacecolor="white",
+            label="predicted: the floor" if named else None,
+        )
+        axes.plot(
+            [steps.best],
+            [row],
+            marker,
+            color=colour,
+            label="measured: the engine" if named else None,
+        )
+        axes.annotate(
+            f"×{steps.best / floor:.1f}",
+            (max(steps.best, floor), row),
+            xytext=(8, -3),
+            textcoords="offset points",
+            fontsize=9,
+        )
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(groups)), [g.label for g in groups])
+    axes.set_ylim(len(groups) - 0.4, -0.6)
+    axes.margins(x=0.18)
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    log: str = "xy",
+    marks: Mapping[float, str] | None = None,
+) -> Figure:
+    """Curves by name, in the book's series. log: axes on a log scale. marks: vertical lines."""
+    figure = new_figure(7.2, 4.0)
+    axes = figure.subplots()
+    for (name, (xs, ys)), (colour, marker, line) in zip(series.items(), SERIES, strict=False):
+        axes.plot(xs, ys, color=colour, marker=marker, linestyle=line, markersize=5, label=name)
+    if "x" in log:
+        axes.set_xscale("log", base=2)
+    if "y" in log:
+        axes.set_yscale("log")
+    for at, text in (marks or {}).items():
+        axes.axvline(at, color="black", linewidth=1, linestyle=":")
+        axes.annotate(
+            text,
+            (at, 0.02),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            fontsize=9,
+            rotation=90,
+            va="bottom",
+        )
+    label_axes(axes, title=title, x=x, y=y)
+    return figure
+
+
+def step_bars(steps: Sequence[EngineStep], *, title: str) -> Figure:
+    """FLOPs a byte of every step of an engine run, in the colours of prefill and decode."""
+    figure = new_figure(7.2, 3.6)
+    axes = figure.subplots()
+    for entry in steps:
+        height = floor_intensity(entry.cost)
+        axes.bar(
+            entry.step,
+            height,
+            0.8,
+            color=PALETTE[entry.kind],
+            edgecolor="white",
+            hatch=HATCHES.get(entry.kind, ""),
+        )
+        tokens = sum(query for query, _ in entry.batch)
+        axes.text(entry.step, height, str(tokens), ha="center", va="bottom", fontsize=9)
+    axes.set_xticks([entry.step for entry in steps])
+    axes.set_xlabel("engine step")
+    axes.set_ylabel("FLOPs a byte")
+    legend = [
+        patch("prefill in the step, tokens above", PALETTE["prefill"]),
+        patch("decode only", PALETTE["decode"], HATCHES["decode"], "white"),
+    ]
+    finish(figure, axes, title, legend)
+    return figure
+
+
+def step_view(config: ModelConfig, device: Device) -> Any:
+    """A view for `explore`: one decode step under the roof, by batch and context."""
+
+    def view(batch: int, context: int) -> Figure:
+        cost = decode_cost(config, batch, context)
+        total = cost.total()
+        (row,) = batch_rows(config, device, [batch], context)
+        points = [
+            Point("step", row.intensity, attainable(device, row.intensity), "decode"),
+            *(
+                Point(name, cost[name].intensity, attainable(device, cost[name].intensity), kind)
+                for name, kind in (("gate_up", "prefill"), ("attention_scores", "cached"))
+            ),
+        ]
+        fit = "fits" if row.fits else "does NOT fit one chip"
+        share = total.kv_bytes / (total.kv_bytes + total.weight_bytes)
+        figure = new_figure(7.2, 4.2)
+        axes = figure.subplots()
+        names = {"step": "whole step", "gate_up": "MLP product", "attention_scores": "attention"}
+        draw_roof(axes, device, points, (), names)
+        label_axes(
+            axes,
+            title=f"{batch} × {context:,} tokens: {row.seconds * 1e3:.1f} ms a step, "
+            f"{row.tokens_per_second:,.0f} tokens/s, {row.joules_per_token:.2g} J/token\n"
+            f"{share:.0%} of the bytes are KV; {fit}",
+            x="arithmetic intensity (FLOPs a byte)",
+            y="FLOP/s",
+        )
+        if axes.get_legend() is not None:
+            axes.get_legend().remove()
+        axes.set_xlim(0.3, 3000)
+        axes.set_ylim(device.memory_bandwidth / 4, device.peak_flops * 2)
+        return figure
+
+    return view
+
+
+def powers_of_two(first: int, last: int) -> list[int]:
+    """first, 2 · first, … up to last."""
+    return [first * 2**i for i in range(int(math.log2(last / first)) + 1)]
