@@ -34,9 +34,18 @@ def paged_attention(
     for part in batch.prefill:
         span = slice(part.start, part.end)
         out[span] = chunk_attention(
-            query[span], keys[part.slots], values[part.slots], scale, window
+            query[span], gather(keys, part.slots), gather(values, part.slots), scale, window
         )
     return out
+
+
+def gather(cache: Tensor, slots: Tensor) -> Tensor:
+    """Keys or values [N·P, K, C] at int64 slots [...], copied side by side: [..., K, C].
+
+    `cache[slots]` is the same, but on a CPU it copies number by number and takes three times as
+    long; `index_select` copies rows.
+    """
+    return cache.index_select(0, slots.flatten()).unflatten(0, slots.shape)
 
 
 def chunk_attention(
@@ -69,7 +78,7 @@ def _decode(
     window: int | None,
 ) -> Tensor:
     """One query a request: query [B', H, C]; contexts padded to the longest, S."""
-    k, v = keys[index.slots], values[index.slots]  # [B', S, K, C]
+    k, v = gather(keys, index.slots), gather(values, index.slots)  # [B', S, K, C]
     seen = None
     if index.ragged or window is not None:
         position = torch.arange(k.shape[1], device=query.device)
