@@ -33,11 +33,8 @@
 try:
     from minifer.course import begin, example, explore, show
 except ImportError as error:
-    remedy = (
-        'minifer is missing: run  pip install "minifer[course]"  '
-        'or, in a clone,  pip install -e ".[course]"'
-    )
-    raise ImportError(remedy) from error
+    get = 'pip install "minifer[course]"  or, in a clone,  pip install -e ".[course]"'
+    raise ImportError(f"minifer is missing: run  {get}") from error
 begin("L02")
 
 # %% [markdown]
@@ -57,6 +54,8 @@ begin("L02")
 # look also at the number of these *pairs*.
 
 # %% tags=["claim"]
+from minifer.course.pictures import prefill_decode as pictures
+from minifer.course.pictures import prefill_decode_data as data
 from minifer.perf.costs import attended_pairs
 
 given, wanted = 4, 5
@@ -78,15 +77,10 @@ print("cached", cached, "tokens, pairs:", *work(cached))
 # each pass as a row. Look at the crosses: work that was done before.
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefill_decode import draw_cells
-
-show(
-    draw_cells(naive, cached, given, title="The same five tokens: 30 computed or 8"),
-    alt="Two grids, a row a forward pass, a column a position. Without a cache, pass 1 "
-    "computes positions 0 to 3 and each later pass computes all positions again and one "
-    "more. With a cache, pass 1 is the same, and each later pass computes one position "
-    "and reads the keys and values of those before it.",
+figure = pictures.draw_cells(
+    naive, cached, given, title="Five tokens: 30 computed or 8"
 )
+show(figure, alt=pictures.ALT["cells"])
 
 # %% [markdown]
 # The left triangle is filled with crosses, the right one with reading. How fast does
@@ -119,10 +113,13 @@ import torch.nn.functional as F
 config, weights = example.tiny().config, example.tiny().model.state_dict()
 L, H, K, C = config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim
 print(f"{L} layers, {H} query heads, {K} key and value heads of {C} numbers")
-for name in ("qkv_proj", "o_proj"):
-    print(f"{name:13}", list(weights[f"layers.0.self_attn.{name}.weight"].shape))
-for name in ("gate_up_proj", "down_proj"):
-    print(f"{name:13}", list(weights[f"layers.0.mlp.{name}.weight"].shape))
+for name in (
+    "self_attn.qkv_proj",
+    "self_attn.o_proj",
+    "mlp.gate_up_proj",
+    "mlp.down_proj",
+):
+    print(f"{name:18}", list(weights[f"layers.0.{name}.weight"].shape))
 
 # %% [markdown]
 # `qkv_proj` is three matrices in one: 12 · 16 rows make queries, 6 · 16 keys and
@@ -146,8 +143,7 @@ def mlp(x, layer):
 
 
 x = torch.randn(6, config.hidden_size)
-alone, together = mlp(x[2:3], 0), mlp(x, 0)[2:3]
-print("alone as in company:", torch.allclose(alone, together, atol=1e-5))
+print("alone as in company:", torch.allclose(mlp(x[2:3], 0), mlp(x, 0)[2:3], atol=1e-5))
 
 # %% [markdown]
 # None does. A token's row never looks at another row: it may as well be computed
@@ -169,8 +165,7 @@ class Cache:
 
 
 room = Cache(capacity=8)
-print(room.length, "tokens in, all NaN:", bool(room.keys.isnan().all()))
-print("numbers a token:", 2 * L * K * C)
+print("all NaN:", bool(room.keys.isnan().all()), "numbers a token:", 2 * L * K * C)
 
 # %% [markdown]
 # NaN on purpose: whoever reads a place that nobody wrote spoils the result, and
@@ -246,22 +241,20 @@ print(
 from minifer.course.exact import exact_logits
 from minifer.execution.reference import reference_logits
 
-run = example.run()
+run, alone = example.run(), example.run({"A": example.TRIO["A"]})
 text = ids + run.tokens("A")  # 20 given, 12 drawn
 exact = exact_logits(example.tiny().model, text)
 
 
 def agrees(logits, rows):
-    """Is the largest error against float64 below 0.0005? (The logits span tens.)"""
+    """Is the largest error against float64 below 0.0005?"""
     return bool((logits - exact[rows]).abs().max() < 5e-4)
 
 
-span = float(exact.max() - exact.min())
-drawn = [logits for _, logits in example.run({"A": example.TRIO["A"]}).steps]
-print("logits span more than ten:", span > 10)
+print("logits span more than ten:", bool(exact.max() - exact.min() > 10))
 print("ours  ", agrees(logits_of(forward(text, Cache(32))), slice(0, 32)))
 print("twin  ", agrees(reference_logits(example.tiny().model, text), slice(0, 32)))
-print("engine", agrees(torch.cat(drawn), slice(19, 31)))
+print("engine", agrees(torch.cat([logits for _, logits in alone.steps]), slice(19, 31)))
 
 # %% [markdown]
 # All three agree with float64, at every position they computed. From here on the
@@ -276,17 +269,8 @@ print("engine", agrees(torch.cat(drawn), slice(19, 31)))
 # chunk, then look.
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefill_decode import draw_chunks
-
-show(
-    draw_chunks(
-        [[8], [5, 3], [1] * 8], title="Cut as you like: each query sees the same"
-    ),
-    alt="Three attention masks of 8 tokens, a row a query, a column a key. In one chunk, "
-    "a triangle of new keys. As 5 + 3, the last three rows see five cached keys and a "
-    "small triangle of new ones. One by one, each row sees cached keys and its own; "
-    "nothing is masked.",
-)
+figure = pictures.draw_chunks([[8], [5, 3], [1] * 8], title="Each query sees the same")
+show(figure, alt=pictures.ALT["chunks"])
 
 # %% [markdown]
 # Row by row the coloured keys are the same; only their source differs. A chunk of one
@@ -296,21 +280,22 @@ show(
 # %% tags=["claim"]
 from minifer.execution.attention import causal_mask
 
-print(causal_mask(3, 8, None).int())
+for row in causal_mask(3, 8, None).int().tolist():
+    print(*row)
 
 
-def in_chunks(tokens, sizes, **parts):
-    """Logits [T, V] of a text that comes in chunks, through one cache."""
-    cache, rows, start = Cache(len(tokens)), [], 0
+def in_chunks(sizes, **parts):
+    """Logits [T, V] of A's prompt when it comes in chunks, through one cache."""
+    cache, rows = Cache(sum(sizes)), []
     for size in sizes:
-        rows.append(logits_of(forward(tokens[start : start + size], cache, **parts)))
-        start += size
+        new = ids[cache.length : cache.length + size]
+        rows.append(logits_of(forward(new, cache, **parts)))
     return torch.cat(rows)
 
 
-cuts = [agrees(in_chunks(ids, (n, 20 - n)), slice(0, 20)) for n in range(1, 20)]
+cuts = [agrees(in_chunks([n, 20 - n]), slice(0, 20)) for n in range(1, 20)]
 print(len(cuts), "cuts in two, all right:", all(cuts))
-print("token by token:", agrees(in_chunks(ids, [1] * 20), slice(0, 20)))
+print("token by token:", agrees(in_chunks([1] * 20), slice(0, 20)))
 
 # %% [markdown]
 # One chunk, two chunks, twenty chunks: the same logits at every position. The engine
@@ -339,19 +324,19 @@ def upper_left(q, k, v, scale):
     return F.scaled_dot_product_attention(q, k, v, **options)[0].transpose(0, 1)
 
 
-def wrong_rows(logits):
-    """Positions whose logits are not the truth's."""
-    return [t for t in range(len(logits)) if not agrees(logits[t], t)]
+def print_wrong(**parts):
+    """Positions whose logits are not the truth's, for three ways to cut A's prompt."""
+    for sizes in ([20], [12, 8], [1] * 20):
+        rows = in_chunks(sizes, **parts)
+        wrong = [t for t in range(20) if not agrees(rows[t], t)]
+        print(f"{len(sizes):2} chunks, wrong:", *wrong)
 
 
-print("one chunk:", wrong_rows(in_chunks(ids, [20], attend=upper_left)))
-print("12 + 8:   ", wrong_rows(in_chunks(ids, [12, 8], attend=upper_left)))
-singles = wrong_rows(in_chunks(ids, [1] * 20, attend=upper_left))
-print("one by one:", len(singles), "wrong, the first is", singles[0])
+print_wrong(attend=upper_left)
 
 # %% [markdown]
 # A test with one chunk sees nothing. The second chunk is wrong from its first row on,
-# and in decode every token sees key 0 alone. Nothing crashes, the model goes on
+# and one by one every token sees key 0 alone. Nothing crashes, the model goes on
 # talking. (`torch.nn.attention.bias.causal_lower_right` is the mask that is meant.)
 #
 # ## Where does a token stand, when only the newest is computed?
@@ -363,27 +348,17 @@ print("one by one:", len(singles), "wrong, the first is", singles[0])
 #
 # By hand, one pair, one radian a position: a key (1, 0) at position 1 and a query
 # (1, 0) at position 3 meet at an angle of 2: score cos 2 = −0.416. At positions 101
-# and 103 as well. Look for the same in a head of the model's size.
+# and 103 as well. Look for the same in a whole head.
 
 # %% tags=["claim"]
-pair = torch.tensor([[1.0, 0.0]])
-
-
-def rotated(pair, angle):
-    """A pair [1, 2], as a point in the plane, turned about the origin."""
-    point = torch.view_as_complex(pair) * torch.polar(
-        torch.ones(1), torch.tensor(angle)
-    )
-    return torch.view_as_real(point)
-
-
-print("by hand:", round(float((rotated(pair, 3.0) * rotated(pair, 1.0)).sum()), 3))
 q, k = torch.randn(1, 1, C), torch.randn(1, 1, C)
 scores = []
 for shift in (0, 100, 700):
-    at = torch.tensor([3 + shift]), torch.tensor([1 + shift])
-    scores.append(float((turn(q, at[0]) * turn(k, at[1])).sum()))
+    query, key = turn(q, torch.tensor([3 + shift])), turn(k, torch.tensor([1 + shift]))
+    scores.append(float((query * key).sum()))
 print("shifted by 0, 100, 700, the same:", max(scores) - min(scores) < 1e-3)
+first = turn(torch.tensor([[[1.0] + [0.0] * (C - 1)]]), torch.tensor([2]))
+print("a 1 in the first pair, turned to position 2:", round(float(first[0, 0, 0]), 3))
 
 # %% [markdown]
 # Only the distance counts. So a rotated key can be kept for ever, *if* the new query
@@ -391,13 +366,10 @@ print("shifted by 0, 100, 700, the same:", max(scores) - min(scores) < 1e-3)
 # two. Look at where the partner of dimension 1 sits.
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefill_decode import draw_pairs
-
-show(
-    draw_pairs(8, title="One rotation, two conventions: who is whose partner?"),
-    alt="A head of 8 dimensions, twice. Half-split: the pairs are 0 and 4, 1 and 5, 2 and "
-    "6, 3 and 7. Interleaved: the pairs are 0 and 1, 2 and 3, 4 and 5, 6 and 7.",
+figure = pictures.draw_pairs(
+    8, title="One rotation, two conventions: who is the partner?"
 )
+show(figure, alt=pictures.ALT["pairs"])
 
 # %% [markdown]
 # *Half-split* is what Hugging Face checkpoints use, *interleaved* is the paper's and
@@ -415,10 +387,7 @@ def from_zero(heads, positions):
     return turn(heads, positions - positions[0])
 
 
-print("one chunk:", wrong_rows(in_chunks(ids, [20], turn=from_zero)))
-print("12 + 8:   ", wrong_rows(in_chunks(ids, [12, 8], turn=from_zero)))
-one_by_one = wrong_rows(in_chunks(ids, [1] * 20, turn=from_zero))
-print("one by one: right are", sorted({*range(20)} - {*one_by_one}))
+print_wrong(turn=from_zero)
 
 # %% [markdown]
 # Again one chunk is right and everything after the first chunk is wrong: to the
@@ -427,65 +396,59 @@ print("one by one: right are", sorted({*range(20)} - {*one_by_one}))
 #
 # ## Is it the same text?
 #
-# Two generate loops on one `forward`. The naive one hands it the whole text and an
-# empty cache, each time; the cached one hands it the prompt once and then one token.
-# Look at the answers and at the tokens computed.
+# Two loops on one `forward`. The naive one hands it the whole text and an empty cache,
+# each time; the cached one hands it the prompt once and then one token. Look at the
+# answers, and whether rounding could have turned a choice: how far does the best logit
+# lead?
 
 
 # %% tags=["claim"]
 def generate_naive(prompt, wanted):
-    tokens, computed = list(prompt), 0
+    tokens = list(prompt)
     for _ in range(wanted):
         hidden = forward(tokens, Cache(len(tokens)))
-        computed += len(hidden)
         tokens.append(int(logits_of(hidden[-1:]).argmax()))
-    return tokens[len(prompt) :], computed
+    return tokens[len(prompt) :]
 
 
 def generate_cached(prompt, wanted):
-    cache, tokens, new, computed = Cache(len(prompt) + wanted), [], list(prompt), 0
+    cache, tokens, new = Cache(len(prompt) + wanted), [], list(prompt)
     while len(tokens) < wanted:
-        hidden = forward(new, cache)
-        computed += len(hidden)
-        tokens.append(int(logits_of(hidden[-1:]).argmax()))
+        tokens.append(int(logits_of(forward(new, cache)[-1:]).argmax()))
         new = tokens[-1:]
-    return tokens, computed
+    return tokens
 
 
-slow, fast = generate_naive(ids, 12), generate_cached(ids, 12)
-print("tokens computed:", slow[1], "naive,", fast[1], "cached")
-print("same text, the engine's too:", slow[0] == fast[0] == run.tokens("A"))
+print("naive as cached:", generate_naive(ids, 12) == generate_cached(ids, 12))
+print("cached as the engine:", generate_cached(ids, 12) == run.tokens("A"))
+top = exact[19:31].topk(2).values
+print("the best leads by more than 0.01:", bool((top[:, 0] - top[:, 1]).min() > 0.01))
 
 # %% [markdown]
-# 20 + 21 + … + 31 = 306 tokens against 20 + 11 = 31, for one text. (Could rounding
-# have turned a choice? The next cell asks how far the best logit leads, too.) What
-# does it save in arithmetic? `minifer.perf.costs` counts FLOPs from the shapes; so
-# that we need not believe it, torch counts the products that really run. Look whether
-# the two counts are equal.
+# One text, three ways, and a lead far above any error we allow. Now the work: **guess**
+# the tokens that each loop computes. `minifer.perf.costs` counts FLOPs from the shapes;
+# so that we need not believe it, torch counts the products that really run.
 
 # %% tags=["claim"]
 from torch.utils.flop_counter import FlopCounterMode
 
-from minifer.course.pictures.prefill_decode_data import generation_passes, total_flops
 from minifer.perf.costs import step_cost
 
 products = ("qkv", "output", "gate_up", "down", "head")
-for name, generate in (("naive", generate_naive), ("cached", generate_cached)):
-    passes = generation_passes(20, 12, cached=name == "cached")
+for generate in (generate_naive, generate_cached):
+    passes = data.generation_passes(20, 12, cached=generate is generate_cached)
     with FlopCounterMode(display=False) as counter:
         generate(ids, 12)
     counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
     costs = [step_cost(config, [one]) for one in passes]
     equal = counted == sum(cost[op].flops for cost in costs for op in products)
+    flops = data.total_flops(config, passes) / 1e6
     print(
-        f"{name:6} {total_flops(config, passes) / 1e6:6.1f} MFLOP; as counted: {equal}"
+        f"{work(passes)[0]:3} tokens, {flops:5.1f} MFLOP; products as counted: {equal}"
     )
-top = exact[19:31].topk(2).values
-print("the best leads by more than 0.01:", bool((top[:, 0] - top[:, 1]).min() > 0.01))
 
 # %% [markdown]
-# Equal to the last product, and ten times less with a cache. The lead of the best
-# token is far above the errors we allow, so the equality of the texts is no luck.
+# 20 + 21 + … + 31 = 306 tokens against 20 + 11 = 31, and equal to the last product.
 #
 # The engine goes through the same steps with other means: its cache is cut into
 # blocks, so a slice `[:end]` becomes a list of *slots*
@@ -500,17 +463,8 @@ print("the best leads by more than 0.01:", bool((top[:, 0] - top[:, 1]).min() > 
 # computes; below, what it must move. Look at steps 1 and 13.
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefill_decode import draw_work
-
-show(
-    draw_work(
-        config, run.events, title="Prefill does the arithmetic, decode the reading"
-    ),
-    alt="Two bar charts over 13 engine steps of A, B and C. Arithmetic: about equal and "
-    "large in steps 1 to 3, almost all of it prefill, smaller in step 4, a fraction of "
-    "that from step 5 on, all decode. Bytes: nearly the same in every step, mostly "
-    "weights with a thin layer of keys and values on top.",
-)
+title = "Prefill does the arithmetic, decode the reading"
+show(pictures.draw_work(config, run.events, title=title), alt=pictures.ALT["work"])
 
 # %% [markdown]
 # The traffic hardly changes: a step reads every weight once, for 16 tokens or for one.
@@ -523,25 +477,19 @@ show(
 # token takes than a given one.
 
 # %% tags=["claim"]
-from minifer.course.pictures.prefill_decode_data import LLAMA_8B
 from minifer.perf.devices import DEVICES
 
-h100 = DEVICES["H100-SXM"]
-print(h100.source, h100.date)
-each = {}
-for name, one in (("prefill 1,000", (1000, 1000)), ("decode 1     ", (1, 1001))):
-    cost = step_cost(LLAMA_8B, [one]).total()
-    seconds = h100.seconds(cost.flops, cost.bytes)
-    each[name] = seconds / one[0]
+h100, llama = DEVICES["H100-SXM"], data.LLAMA_8B
+for tokens, context in ((1000, 1000), (1, 1001)):
+    cost = step_cost(llama, [(tokens, context)]).total()
+    ms = h100.seconds(cost.flops, cost.bytes) * 1e3 / tokens
     limit = "arithmetic" if cost.intensity > h100.ridge_point else "memory"
-    share = f"{cost.flops / 1e9:7,.0f} GFLOP, {cost.bytes / 1e9:5.1f} GB"
-    print(f"{name}: {share}, {seconds * 1e3:5.2f} ms at best, limit {limit}")
-print(
-    f"a drawn token takes {max(each.values()) / min(each.values()):.0f} times as long"
-)
+    moved = f"{cost.flops / 1e9:6,.0f} GFLOP, {cost.bytes / 1e9:4.1f} GB moved"
+    print(f"{tokens:4} at once: {moved}, {ms:.4f} ms a token at best, limit {limit}")
 
 # %% [markdown]
-# Hundreds of times. The decode machine wants bandwidth and company (a batch shares the
+# A drawn token takes three hundred times as long as a given one. (Moved are weights,
+# keys and values, and what flows between operations.) The decode machine (a batch shares the
 # read of the weights, [L07](L07_decode.ipynb)); the prefill machine wants arithmetic
 # ([L06](L06_prefill.ipynb)). That is why some engines give each its own chips, and why
 # all others must take care how they mix.
@@ -561,202 +509,109 @@ print(
 # A, B and C on the virtual clock of one millisecond a step.
 
 # %% tags=["claim"]
-from minifer.course.pictures.prefill_decode_data import token_times
 from minifer.outputs import RequestMetrics
 
 four = RequestMetrics(first_token_time=0.3, last_token_time=0.5, num_output_tokens=4)
 print(f"TTFT {four.ttft * 1e3:.0f} ms, TPOT {four.tpot * 1e3:.1f} ms")
-last = 0.0
-for name, (arrival, times) in token_times(run.events).items():
+for name, (arrival, times) in data.token_times(run.events).items():
     engine = run.outputs[name].metrics
     ttft, tpot = times[0] - arrival, (times[-1] - times[0]) / (len(times) - 1)
     same = abs(engine.ttft - ttft) + abs(engine.tpot - tpot) < 1e-9
-    last = max(last, times[-1])
     print(
         f"{name}: TTFT {ttft * 1e3:.0f} ms, TPOT {tpot * 1e3:.0f} ms, engine's: {same}"
     )
-print(
-    f"throughput: {sum(len(run.tokens(n)) for n in 'ABC')} tokens in {last * 1e3:.0f} ms"
-)
 
 # %% [markdown]
-# Everybody decodes at the same pace; they differ in the wait. Each user gets 1,000
-# tokens a virtual second, the engine gives 27 / 13 ms = 2,077: latency is a user's
-# number, throughput the operator's.
+# Everybody decodes at the same pace; they differ in the wait. Each user gets 1 token a
+# virtual millisecond, the engine gives 27 in 13: latency is the user's number,
+# throughput the operator's.
 #
-# A mean hides a stall. On the real clock: A and B are decoding when D arrives with a
-# prompt of 900 tokens. In a step with room for all of it, everybody waits for D's
-# prefill. Look for the gap in A's and B's rows. (Measured where this was built.)
+# A mean hides a stall. On the real clock, A and B are decoding when D arrives with a
+# prompt of 900 tokens, and a step has room for all of it. Look for the gap in A's and
+# B's rows. (Measured where this was built.)
 
 # %% tags=["picture"]
-from minifer import Engine, EngineConfig, SamplingParams
-from minifer.course.pictures.prefill_decode import draw_ticks
-from minifer.events import ListSink
-
-
-def late_prompt(budget):
-    """A and B decode, after ten steps D comes: outputs and events, on the real clock."""
-    sink, done = ListSink(), {}
-    options = EngineConfig(num_kv_blocks=96, max_num_batched_tokens=budget)
-    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=24)
-    with Engine.from_loaded(example.tiny(), options, sinks=[sink]) as engine:
-        for name in "AB":
-            engine.add_request(name, example.TRIO[name][0], params)
-        while engine.has_unfinished_requests:
-            if engine.events.step == 10 and "D" not in done:
-                engine.add_request("D", "and so on " * 90, params.with_(max_tokens=8))
-                done["D"] = None
-            done |= {output.request_id: output for output in engine.step()}
-    return done, sink.events
-
-
-stalled, events = late_prompt(budget=1024)
-show(
-    draw_ticks(events, title="One long prompt, and everyone's next token waits"),
-    alt="Token times of A, B and D. A and B produce tokens at a steady pace, then both "
-    "have one long gap while D's prompt is computed, then all three go on together.",
-)
+stalled = data.late_prompt(budget=1024)
+figure = pictures.draw_ticks(stalled, title="One long prompt, and everyone waits")
+show(figure, alt=pictures.ALT["ticks"])
 
 # %% [markdown]
-# The gap is D's TTFT. Did TPOT notice? Look at A with the prompt in one piece and in
-# chunks of 64. (Measured, not compared.)
+# The gap is D's TTFT. And as long as D is there, every step takes longer: 900 more
+# tokens of cache to read. Did TPOT notice the gap? Look at A, with D's prompt in one
+# piece and in chunks of 64 tokens. (Measured, not compared.)
 
 # %% tags=["measure"]
-from itertools import pairwise
-
-for budget, log in ((1024, events), (64, late_prompt(64)[1])):
-    times = token_times(log)["A"][1]
-    gaps = [(b - a) * 1e3 for a, b in pairwise(times)]
-    tpot = sum(gaps) / len(gaps)
+for budget, events in ((1024, stalled), (64, data.late_prompt(64))):
+    itl = torch.tensor(data.token_times(events)["A"][1]).diff() * 1e3
     print(
-        f"budget {budget:4}: A's TPOT {tpot:5.1f} ms, largest ITL {max(gaps):5.1f} ms"
+        f"budget {budget:4}: A's TPOT {itl.mean():.1f} ms, largest {itl.max():.1f} ms"
     )
 
 # %% [markdown]
-# The TPOTs are of one size, for D's prompt has to be computed either way; the largest
-# gap is many times TPOT in one case and little more than TPOT in the other. That is why
-# one reports the whole distribution of ITL or the largest gap, and not only TPOT
+# TPOT hardly tells the two apart, for D's prompt has to be computed either way; the
+# largest gap does. So report the distribution of ITL, not only its mean
 # ([arXiv:2410.14257](https://arxiv.org/abs/2410.14257) shows how each of these numbers
-# can be gamed). Chunks have a price too, D waits longer:
-# [L03](L03_scheduling.ipynb).
+# can be gamed). Chunks have a price too: D waits longer ([L03](L03_scheduling.ipynb)).
 #
 # ## What does the clock say?
 #
 # Prediction first. A floor: every operation takes at least as long as its FLOPs or its
-# bytes do, at rates measured on *this* machine. On top a fixed price a pass, for
-# Python and a hundred small calls; we take it from one pass over one token. Nothing
-# else is fitted. What do you expect of the naive passes: flat, rising, rising faster?
-#
-# First a claim that needs no clock: without a cache the work of the last pass grows
-# with the text, with one it hardly does.
+# bytes do, at rates measured on *this* machine. On top comes a fixed price a pass, for
+# Python and a hundred small calls, taken from a pass over one token. Nothing else is
+# fitted. How much more arithmetic has the 96th pass than the second?
 
 # %% tags=["claim"]
-for way in ("naive", "cached"):
-    passes = generation_passes(20, 96, cached=way == "cached")
+for way in (False, True):
+    passes = data.generation_passes(20, 96, cached=way)
     flops = [step_cost(config, [one]).total().flops for one in passes]
-    print(f"{way:6} last pass over the second: {flops[-1] / flops[1]:.2f}")
+    print(f"cached: {way!s:5} last pass over the second: {flops[-1] / flops[1]:.2f}")
 
 # %% [markdown]
-# Now the clock. `timed` runs the passes on our own `forward` and keeps the best of
-# three runs of each. To forget everything, it is enough to set the cache's length to 0.
+# Almost six times without a cache. Now the clock: our own `forward`, the best of three
+# runs of each pass. To forget everything, it is enough to set the cache's length to 0.
 
 # %% tags=["measure"]
-from dataclasses import replace
-from time import perf_counter
-
-from minifer.course.pictures.prefill_decode_data import predicted_seconds
-from minifer.perf.limit import read_bandwidth, this_machine
+cache, tokens = Cache(128), ids * 6
 
 
-def timed(passes):
-    """Seconds of each pass, the best of three."""
-    runs, tokens = [], (ids * 64)[: passes[-1][1]]
-    for _ in range(3):
-        cache, seconds = Cache(len(tokens)), []
-        for query, context in passes:
-            begin, cache.length = perf_counter(), context - query
-            logits_of(forward(tokens[cache.length : context], cache)[-1:]).argmax()
-            seconds.append(perf_counter() - begin)
-        runs.append(seconds)
-    return [min(times) for times in zip(*runs, strict=True)]
+def one_pass(query, context):
+    """Compute the last `query` of `context` tokens; those before count as kept."""
+    cache.length = context - query
+    return logits_of(forward(tokens[cache.length : context], cache)[-1:]).argmax()
 
 
-weight_bytes = sum(w.nbytes for w in weights.values())
-here = this_machine(seconds=0.3, device="cpu")
-here = replace(here, memory_bandwidth=read_bandwidth(weight_bytes, device="cpu"))
-single = [(1, n) for n in range(1, 9)]
-price = min(timed(single)) - predicted_seconds(config, single, here)[0]
-print(f"{here.peak_flops / 1e9:.0f} GFLOP/s, {here.memory_bandwidth / 1e9:.0f} GB/s")
-print(f"fixed price of a pass: {price * 1e3:.2f} ms")
+times = data.compare_times(config, one_pass, prompt=len(ids), output=96)
+print(times.summary())
 
 # %% [markdown]
-# The bandwidth is that of reading as many bytes as the model has: so small a model
-# stays in the processor's caches. Look at the points (measured), the lines
+# The bandwidth is that of reading as many bytes as the model has; so small a model
+# may stay in the processor's caches. Look at the points (measured), the lines
 # (predicted: floor plus price) and the dots (the floor alone).
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefill_decode import Series, draw_times
-
-PROMPT, OUTPUT = len(ids), 96
-seconds, floor, guess = {}, {}, {}
-for way in ("naive", "cached"):
-    passes = generation_passes(PROMPT, OUTPUT, cached=way == "cached")
-    seconds[way] = timed(passes)
-    floor[way] = predicted_seconds(config, passes, here)
-    guess[way] = predicted_seconds(config, passes, here, price)
-kept = range(1, OUTPUT, 5)
-series = [
-    Series(
-        way, kept, *([times[way][n] for n in kept] for times in (floor, guess, seconds))
-    )
-    for way in seconds
-]
-show(
-    draw_times(
-        series,
-        title="Each naive pass takes longer than the one before, a cached one does not",
-        x="tokens drawn so far",
-        y="time of one pass (ms)",
-    ),
-    alt="Milliseconds of a pass against tokens drawn, predicted and measured. Naive "
-    "passes rise steadily, cached passes stay flat; measured points lie above the floor.",
-)
+title = "Each naive pass takes longer than the one before, a cached one does not"
+x, y = "tokens drawn so far", "time of one pass (ms)"
+figure = pictures.draw_times([s.every(5) for s in times.series], title=title, x=x, y=y)
+show(figure, alt=pictures.ALT["passes"])
 
 # %% [markdown]
-# The cached passes are flat and almost all of their time is the fixed price: this
-# model is too small to be limited by anything but Python. The naive ones rise. Where
-# points lie above the line, the processor did not reach the rate of a large square
-# product, least of all in attention. Never below the floor: that would be a mistake in
-# the model of cost.
+# The cached passes are flat, and almost all of their time is the fixed price: this
+# model is too small for anything else. The naive ones rise. Points above their line
+# say that the processor did not reach the rate of a large square product, least of all
+# in attention. A point below its floor would be a mistake in the model of cost.
 #
 # Summed up: the time to generate n tokens, for n from 1 to 96. Look at the left end.
 
 # %% tags=["picture"]
-counts = [1, 2, 4, 8, 16, 32, 64, 96]
-series = [
-    Series(
-        way,
-        counts,
-        *([sum(t[way][:n]) for n in counts] for t in (floor, guess, seconds)),
-    )
-    for way in seconds
-]
-show(
-    draw_times(
-        series,
-        title="The cache earns nothing on the first token and more with each further one",
-        x="tokens wanted",
-        y="time of the generation (ms)",
-        log=True,
-    ),
-    alt="Total time against tokens wanted, both logarithmic, predicted and measured. Naive "
-    "and cached begin together at one token and part more and more.",
-)
-ratio = sum(seconds["naive"]) / sum(seconds["cached"])
+title = "The cache earns nothing on the first token, and more with each further one"
+x, y = "tokens wanted", "time of the generation (ms)"
+totals = [one.totals([1, 2, 4, 8, 16, 32, 64, 96]) for one in times.series]
+figure = pictures.draw_times(totals, title=title, x=x, y=y, log=True)
+show(figure, alt=pictures.ALT["totals"])
 
 # %% [markdown]
-# At one token both do the same work. The lines part slowly, as the fixed price is paid
-# by both; without it, by the floor alone, they part at the second token.
+# At one token both do the same work. The floors part at the second token; the points
+# part later, for both pay the fixed price.
 #
 # ## Where does the cache lose?
 #
@@ -766,13 +621,10 @@ ratio = sum(seconds["naive"]) / sum(seconds["cached"])
 
 # %% tags=["claim"]
 print("wanted   naive FLOPs over cached   KV bytes kept")
-for wanted in (1, 2, 12, 96):
-    naive, cached = (
-        total_flops(LLAMA_8B, generation_passes(1000, wanted, cached=way))
-        for way in (False, True)
-    )
-    kept_bytes = 2 * 32 * 8 * 128 * 2 * (1000 + wanted - 1)
-    print(f"{wanted:6} {naive / cached:25.2f} {kept_bytes:15,}")
+for n in (1, 2, 12, 96):
+    passes = (data.generation_passes(1000, n, cached=way) for way in (False, True))
+    naive, cached = (data.total_flops(llama, p) for p in passes)
+    print(f"{n:6} {naive / cached:25.2f} {2 * 32 * 8 * 128 * 2 * (1000 + n - 1):15,}")
 
 # %% [markdown]
 # Ratio 1.00, and 131 MB kept for nobody. From the second token on the cache wins in
@@ -786,52 +638,42 @@ for wanted in (1, 2, 12, 96):
 # %% tags=["claim"]
 from minifer.perf.costs import kv_bytes_per_token, num_parameters
 
-per_token = int(kv_bytes_per_token(LLAMA_8B))
-left = h100.memory_bytes - 2 * num_parameters(LLAMA_8B)
+per_token = int(kv_bytes_per_token(llama))
+left = h100.memory_bytes - 2 * num_parameters(llama)
 print(f"{per_token:,} bytes a token; {left / 1e9:.0f} GB left for keys and values")
 print("users with 8,000 tokens:", int(left // (8000 * per_token)))
-read = step_cost(LLAMA_8B, [(1, 8000)]).total().weight_bytes
-print(
-    f"a lone decode reads more cache than weights from {read / per_token:,.0f} tokens on"
-)
+read = step_cost(llama, [(1, 8000)]).total().weight_bytes
+print(f"a decode reads more cache than weights from {read / per_token:,.0f} tokens on")
 
 # %% [markdown]
-# Sixty-one, however fast the chip. And with a long context the cache is no longer a
+# Sixty, however fast the chip. And with a long context the cache is no longer a
 # thin layer on the weights: each step reads all of it. So blocks must be packed tightly
 # ([L04](L04_paged_kv.ipynb)), shared where beginnings are equal and moved to slower
 # memory when idle ([L05](L05_prefix_and_tiers.ipynb)).
 #
-# **In the seam.** The two mistakes above cannot happen without a cache. Whoever keeps
-# state can keep the wrong state.
+# **In the seam.** The two mistakes above cannot happen without a cache.
 #
 # Try lengths of your own: how much is saved, and what is kept for it?
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefill_decode import saved_view
-
-lengths = [1, 10, 100, 1000, 4000]
-explore(saved_view, prompt=[1000, *lengths], output=[100, *lengths])
+lengths = [1000, 300, 100, 30, 10, 1]
+explore(pictures.saved_view, prompt=lengths, output=lengths)
 
 # %% [markdown]
-# A long prompt with one token wanted saves nothing; a short prompt with many saves
-# less than you may think, since its early passes are short either way.
+# With one token wanted nothing is saved, however long the prompt.
 #
 # ## Takeaways
 #
 # - Without a cache, generating T tokens computes T²/2 tokens and T³/6 pairs; with one,
 #   T and T²/2.
-# - Only attention mixes tokens, and it needs nothing of earlier tokens but keys and
-#   values. So these are kept, rotated keys and all.
-# - A chunk after a cache needs to know its offset twice: in the mask and in the
-#   positions. A test with a single chunk sees neither mistake.
-# - One chunk, many chunks and one token at a time give the same logits: prefill and
-#   decode are the same function at different sizes.
-# - A step reads every weight once, whatever it computes. Many tokens: limited by
-#   arithmetic. Few: limited by memory.
-# - TTFT is waiting and prefill, ITL is decode and whoever interrupts it. TPOT is a mean
+# - Only attention mixes tokens, and all it needs of earlier ones is keys and values.
+# - A chunk after a cache needs its offset twice: in the mask and in the positions. A
+#   test with a single chunk sees neither mistake.
+# - One chunk, many chunks and one token at a time give the same logits.
+# - A step reads every weight once: many tokens are limited by arithmetic, few by memory.
+# - TTFT is waiting and prefill; ITL is decode and whoever interrupts it; TPOT is a mean
 #   and hides the interruption.
-# - For one wanted token the cache is a cost. For long contexts it is the largest thing
-#   in memory.
+# - For one wanted token the cache is a cost; for long contexts it fills the memory.
 #
 # ## Questions
 #
@@ -884,10 +726,9 @@ explore(saved_view, prompt=[1000, *lengths], output=[100, *lengths])
 # The engine checks the numbers. Look for four times True.
 
 # %% tags=["claim"]
-passes = [generation_passes(10, 6, cached=way) for way in (False, True)]
+passes = [data.generation_passes(10, 6, cached=way) for way in (False, True)]
 print("1.", [work(p)[0] for p in passes] == [75, 15])
-mask = causal_mask(3, 8, None)
-print("2.", list(mask.shape) == [3, 8] and int(mask.sum()) == 21)
+print("2.", causal_mask(3, 8, None).sum(1).tolist() == [6, 7, 8])
 three = RequestMetrics(1.0, None, 1.2, 1.6, None, 3)
 print("3.", [round(t, 3) for t in (three.ttft, three.tpot)] == [0.2, 0.2])
 print("4.", 2000 * per_token == 262_144_000)
@@ -897,10 +738,9 @@ print("4.", 2000 * per_token == 262_144_000)
 #
 # ## In real engines
 #
-# - **No phases in the scheduler.** vLLM's V1 scheduler says in its first comment that
-#   there is no decoding phase nor prefill phase: a request has computed tokens and
-#   tokens, and the scheduler lets the one catch up with the other
-#   ([scheduler.py](https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/sched/scheduler.py)).
+# - **No phases in the scheduler.** vLLM's V1 scheduler begins with the comment that it
+#   knows no decoding phase nor prefill phase: a request's computed tokens catch up with
+#   its tokens ([scheduler.py](https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/sched/scheduler.py)).
 #   minifer does the same. nano-vLLM makes each step either all prefill or all decode
 #   ([scheduler.py](https://github.com/GeeeekExplorer/nano-vllm/blob/main/nanovllm/engine/scheduler.py)),
 #   and so do the batches of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minifer.config import ModelConfig
@@ -22,6 +21,7 @@ from minifer.course.pictures.prefill_decode_data import (
     LLAMA_8B,
     Layout,
     Pass,
+    Series,
     chunk_rows,
     computed_cells,
     generation_passes,
@@ -36,6 +36,32 @@ from minifer.perf.costs import kv_bytes_per_token, step_cost
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_WAYS = (SERIES[6], SERIES[2])  # naive and cached: neither prefill's nor decode's colour
+
+# What each figure shows, for those who do not see it.
+ALT = {
+    "cells": "Two grids, a row a forward pass, a column a position. Without a cache, pass 1 "
+    "computes positions 0 to 3, and each later pass computes all positions again and one more. "
+    "With a cache, pass 1 is the same, and each later pass computes one position and reads the "
+    "keys and values of those before it.",
+    "chunks": "Three attention masks of 8 tokens, a row a query, a column a key. In one chunk, a "
+    "triangle of new keys. As 5 + 3, the last three rows see five cached keys and a small triangle "
+    "of new ones. One by one, each row sees cached keys and its own, and nothing is masked.",
+    "pairs": "A head of 8 dimensions, twice. Half-split: the pairs are 0 and 4, 1 and 5, 2 and 6, "
+    "3 and 7. Interleaved: the pairs are 0 and 1, 2 and 3, 4 and 5, 6 and 7.",
+    "work": "Two bar charts over 13 engine steps of A, B and C. Arithmetic: large and about equal "
+    "in steps 1 to 3, almost all of it prefill, smaller in step 4, and from step 5 on a fraction "
+    "of that, all decode. Bytes: nearly the same in every step, mostly weights with a thin layer "
+    "of keys and values on top.",
+    "ticks": "Token times of A, B and D. A and B produce tokens at a steady pace, then both have "
+    "one long gap while D's prompt is computed, then all three go on together, more slowly until "
+    "D is done.",
+    "passes": "Time of a pass against tokens drawn so far, predicted and measured. Naive passes "
+    "rise steadily, cached passes stay flat.",
+    "totals": "Time of a generation against tokens wanted, both logarithmic, predicted and "
+    "measured. Naive and cached begin together at one token and part more and more.",
+}
 
 
 def draw_cells(naive: Sequence[Pass], cached: Sequence[Pass], prompt: int, *, title: str) -> Figure:
@@ -188,31 +214,20 @@ def draw_ticks(events: Iterable[Event], *, title: str) -> Figure:
     return figure
 
 
-@dataclass(frozen=True)
-class Series:
-    """One way of generating. x: tokens; floor, predicted, measured: seconds at each x."""
-
-    name: str
-    x: Sequence[float]
-    floor: Sequence[float]
-    predicted: Sequence[float]
-    measured: Sequence[float]
-
-
 def draw_times(
     series: Sequence[Series], *, title: str, x: str, y: str, log: bool = False
 ) -> Figure:
     """Measured points between two predictions: the roofline's floor, and floor plus fixed price."""
     figure = new_figure(7.6, 4.2)
     axes = figure.subplots()
-    for one, (colour, marker, _) in zip(series, SERIES, strict=False):
+    for one, (colour, marker, _) in zip(series, _WAYS, strict=True):
         kinds = ("floor", "predicted", "measured")
         ms = {kind: [t * 1e3 for t in getattr(one, kind)] for kind in kinds}
         axes.plot(one.x, ms["floor"], color=colour, linestyle=":", label=f"{one.name}: floor")
         axes.plot(one.x, ms["predicted"], color=colour, label=f"{one.name}: predicted")
         axes.plot(
-            one.x, ms["measured"], color=colour, linestyle="", marker=marker, markersize=5,
-            markeredgecolor="black", label=f"{one.name}: measured",
+            one.x, ms["measured"], color=colour, linestyle="", marker=marker, markersize=6,
+            label=f"{one.name}: measured",
         )  # fmt: skip
     if log:
         axes.set_xscale("log", base=2)

@@ -6,15 +6,18 @@ with them, as in `minifer.perf.costs`. `prefill_decode.py` draws what is compute
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Literal
 
-from minifer.config import ModelConfig
+from minifer import Engine, EngineConfig, ModelConfig, SamplingParams
+from minifer.course.example import TRIO, tiny
 from minifer.course.figure_data import timeline_data
-from minifer.events import Event
-from minifer.perf.costs import ElementBytes, StepCost, step_cost
+from minifer.events import Event, ListSink
+from minifer.perf.costs import ElementBytes, StepCost, num_parameters, step_cost
 from minifer.perf.devices import Device
+from minifer.perf.limit import read_bandwidth, this_machine
 
 Pass = tuple[int, int]
 Layout = Literal["half", "interleaved"]
@@ -132,10 +135,99 @@ def floor_seconds(cost: StepCost, device: Device) -> float:
     return sum(device.seconds(op.flops, op.bytes) for op in cost.ops)
 
 
-def predicted_seconds(
-    config: ModelConfig, passes: Sequence[Pass], device: Device, price: float = 0.0
-) -> list[float]:
-    """Seconds of each pass: its floor in float32 plus a fixed price of a pass."""
+def floors(config: ModelConfig, passes: Sequence[Pass], device: Device) -> list[float]:
+    """The floor of each pass in float32, in seconds."""
     element = ElementBytes(4, 4, 4)
-    costs = [step_cost(config, [one], element=element) for one in passes]
-    return [floor_seconds(cost, device) + price for cost in costs]
+    return [floor_seconds(step_cost(config, [p], element=element), device) for p in passes]
+
+
+def late_prompt(budget: int) -> list[Event]:
+    """A and B decode on the real clock; after ten steps D comes with 900 tokens. The events."""
+    sink = ListSink()
+    options = EngineConfig(num_kv_blocks=96, max_num_batched_tokens=budget)
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=24)
+    with Engine.from_loaded(tiny(), options, sinks=[sink]) as engine:
+        for name in "AB":
+            engine.add_request(name, TRIO[name][0], params)
+        for _ in range(10):
+            engine.step()
+        engine.add_request("D", "and so on " * 90, params.with_(max_tokens=8))
+        while engine.has_unfinished_requests:
+            engine.step()
+    return sink.events
+
+
+@dataclass(frozen=True)
+class Series:
+    """One way of generating. x: tokens; floor, predicted, measured: seconds at each x."""
+
+    name: str
+    x: Sequence[int]
+    floor: Sequence[float]
+    predicted: Sequence[float]
+    measured: Sequence[float]
+
+    def every(self, step: int) -> Series:
+        """Every `step`-th point, for a picture that can be read; not the first, which warms up."""
+        points = (self.floor, self.predicted, self.measured)
+        return Series(self.name, self.x[1::step], *(values[1::step] for values in points))
+
+    def totals(self, counts: Sequence[int]) -> Series:
+        """Seconds of the first n passes together, for each n of `counts`."""
+        points = (self.floor, self.predicted, self.measured)
+        sums = ([sum(values[:n]) for n in counts] for values in points)
+        return Series(self.name, counts, *sums)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Predicted and measured passes. price: seconds of a pass over one token, above its floor."""
+
+    device: Device
+    price: float
+    series: tuple[Series, Series]  # naive, cached
+
+    def summary(self) -> str:
+        """The three measured numbers that the predictions are made of."""
+        flops, bandwidth = self.device.peak_flops / 1e9, self.device.memory_bandwidth / 1e9
+        rates = f"this machine: {flops:.0f} GFLOP/s, {bandwidth:.0f} GB/s"
+        return f"{rates}\nfixed price of a pass: {self.price * 1e3:.2f} ms"
+
+
+def compare_times(
+    config: ModelConfig, one_pass: Callable[[int, int], object], prompt: int, output: int
+) -> Comparison:
+    """Time both ways of generating on this machine's CPU, and predict them.
+
+    one_pass(query, context) runs a pass in float32. The bandwidth is that of reading as many bytes
+    as the model has, which may fit a cache. The price is measured on passes over one token of a
+    short text; nothing is fitted to what is then predicted.
+    """
+    device = this_machine(seconds=0.3, device="cpu")
+    bandwidth = read_bandwidth(4 * num_parameters(config), device="cpu")
+    device = replace(device, memory_bandwidth=bandwidth)
+    single = generation_passes(1, 8, cached=True)
+    price = min(seconds_of(one_pass, single)) - floors(config, single, device)[0]
+    both = []
+    for name, cached in (("naive", False), ("cached", True)):
+        passes = generation_passes(prompt, output, cached=cached)
+        floor = floors(config, passes, device)
+        predicted = [seconds + price for seconds in floor]
+        drawn = range(output)
+        both.append(Series(name, drawn, floor, predicted, seconds_of(one_pass, passes)))
+    return Comparison(device, price, (both[0], both[1]))
+
+
+def seconds_of(
+    one_pass: Callable[[int, int], object], passes: Sequence[Pass], repeats: int = 3
+) -> list[float]:
+    """Seconds of each pass, the best of `repeats` runs through all of them."""
+    runs = []
+    for _ in range(repeats):
+        seconds = []
+        for query, context in passes:
+            begin = perf_counter()
+            one_pass(query, context)
+            seconds.append(perf_counter() - begin)
+        runs.append(seconds)
+    return [min(times) for times in zip(*runs, strict=True)]
