@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +33,42 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import tempfile
+
     from minifer.course.book.builder import find_book
+    from minifer.course.grading.client import ForkServer
     from minifer.course.grading.mutants import load_mutants
-    from minifer.course.grading.runner import exercises_in, run_exercise
+    from minifer.course.grading.runner import exercises_in, run_exercise, wanted
     from minifer.course.grading.worker import Job
 
     book = find_book()
     seed = random.SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
-    for tests in sorted((book.exercises / "tests").glob("test_ex*.py")):
-        number = int(tests.stem[-2:])
-        for exercise in exercises_in(tests):
-            if arguments.ids and not {exercise, str(number)} & set(arguments.ids):
-                continue
-            target = Path(arguments.target)
-            target = target if target.is_file() else book.root / target
-            (answer,) = target.glob(f"ex{number:02d}_*.py") if target.is_dir() else [target]
-            if not arguments.mutants:
-                _print(run_exercise(Job(exercise, answer.resolve(), tests, seed)))
-                continue
-            (master,) = book.solution_sources(f"ex{number:02d}")
-            for mutant in load_mutants(book.solutions / "mutants" / f"ex{number:02d}.py"):
-                if mutant.exercise == exercise:
-                    with tempfile.TemporaryDirectory() as folder:
-                        wrong = Path(folder) / "answer.py"
-                        wrong.write_text(mutant.apply(master.read_text()))
-                        result = run_exercise(Job(exercise, wrong, tests, seed))
-                    failed = [t.name for t in result.tests if t.status == "failed"]
-                    dead = mutant.killed_by in failed if mutant.killed_by else bool(failed)
-                    verdict = "dead " if dead else mutant.status
-                    print(f"{verdict}  {mutant.id}  {failed or result.note}")
+    with ForkServer(seed) as server:
+        for tests in sorted((book.exercises / "tests").glob("test_ex*.py")):
+            number = int(tests.stem[-2:])
+            for exercise in exercises_in(tests):
+                if not wanted(exercise, arguments.ids):
+                    continue
+                target = Path(arguments.target)
+                target = target if target.is_file() else book.root / target
+                (answer,) = target.glob(f"ex{number:02d}_*.py") if target.is_dir() else [target]
+                (master,) = book.solution_sources(f"ex{number:02d}")
+                closed = (book.solutions,)
+                if not arguments.mutants:
+                    job = Job(exercise, answer.resolve(), tests, seed, protected=closed)
+                    _print(run_exercise(server, job, master))
+                    continue
+                for mutant in load_mutants(book.solutions / "mutants" / f"ex{number:02d}.py"):
+                    if mutant.exercise == exercise:
+                        with tempfile.TemporaryDirectory() as folder:
+                            wrong = Path(folder) / "answer.py"
+                            wrong.write_text(mutant.apply(master.read_text()))
+                            job = Job(exercise, wrong, tests, seed, protected=closed)
+                            result = run_exercise(server, job, master)
+                        failed = [t.name for t in result.tests if t.status == "failed"]
+                        dead = mutant.killed_by in failed if mutant.killed_by else bool(failed)
+                        verdict = "dead " if dead else mutant.status
+                        print(f"{verdict}  {mutant.id}  {failed or result.note}")
     return 0
 
 

@@ -2,68 +2,148 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import pytest
+from minifer.course.grading.integrity import Seal
+from minifer.course.grading.mistakes import fingerprint
+from minifer.course.grading.plugin import GradingPlugin, TestResult, probes_in, run_pytest
+from minifer.course.grading.sandbox import Sandbox, guard_modules, limit
+from minifer.course.grading.target import OPEN, Answer, cells_of, load_answer
+from minifer.course.grading.trust import Trust
 
-from minifer.course.grading.plugin import GradingPlugin
-from minifer.course.grading.target import load_answer
+_KEPT = 4_000  # characters of what an answer prints
+
+# Called with a kind and its fields; the last kind is "end".
+Send = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class Job:
     """What a worker does. exercise: "4.3". answer: the learner's file. tests: its test file.
 
-    seconds, memory_bytes: limits. hidden: run hidden tests too.
+    protected: folders the answer may not read. seconds, cpu_seconds, memory_bytes: limits; memory
+    counts from what the grader itself needs. hidden: run hidden tests too. probe: "failed" runs
+    the probes when a test failed, "only" runs nothing else, "never" none. first: stop at the
+    first test that fails.
     """
 
     exercise: str
     answer: Path
     tests: Path
     seed: int
-    seconds: float = 20.0
-    memory_bytes: int = 8 << 30
+    seconds: float = 60.0
+    cpu_seconds: float = 20.0
+    memory_bytes: int = 4 << 30
     hidden: bool = True
+    protected: tuple[Path, ...] = ()
+    probe: str = "failed"
+    first: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        return fields | {
+            "answer": str(self.answer.resolve()),
+            "tests": str(self.tests.resolve()),
+            "protected": [str(folder.resolve()) for folder in self.protected],
+        }
+
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> Job:
+        paths = {name: Path(fields[name]) for name in ("answer", "tests")}
+        return Job(**{**fields, **paths, "protected": tuple(map(Path, fields["protected"]))})
 
 
-def work(job: Job, results: Connection) -> None:
-    """Run the job's tests, send a `TestResult` for each and None at the end."""
-    _limit(job)
+class _Kept(io.TextIOBase):
+    """A stream that keeps the beginning of what is written and drops the rest."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if len(self.text) < _KEPT:
+            self.text += text[: _KEPT - len(self.text)]
+        return len(text)
+
+
+def work(job: Job, send: Send) -> None:
+    """Run the job's tests in the current folder; send what happens.
+
+    Kinds: "begin" (a test starts), "result" (a `TestResult`), "tampered" (why nothing counts),
+    "fingerprint" (of the probes), "notes" (printed text, what was refused), and "end".
+    """
     import torch
 
     torch.set_num_threads(1)
     os.environ["MINIFER_GRADING"] = "1"  # `check()` in the answer does nothing
+    os.environ["TMPDIR"] = os.getcwd()
+    sys.dont_write_bytecode = True
+    sys.stdout = sys.stderr = kept = _Kept()
+    limit(job.cpu_seconds, job.memory_bytes)
+    trust, cells = Trust(job.tests, job.answer), cells_of(job.answer)
+    closed: list[tuple[Sandbox, Seal]] = []
+
+    def load() -> Answer:
+        """The tests are imported by now, so what they rely on can be noted."""
+        tests = sys.modules[job.tests.stem]
+        allowed = tuple(getattr(tests, "ALLOWED_IMPORTS", ()))
+        if not closed:
+            sandbox = Sandbox(trust, (*job.protected, job.tests.parent), (*OPEN, *allowed))
+            guard_modules(trust, (*OPEN, *allowed))
+            sandbox.close()
+            closed.append((sandbox, Seal(tests)))
+        return load_answer(job.answer, allowed, cells)
+
+    def intact() -> str:
+        return closed[0][1].broken() if closed else ""
+
+    failed: list[TestResult] = []
+
+    def report(result: TestResult) -> None:
+        send("result", **asdict(result))
+        if result.status == "failed":
+            failed.append(result)
+            plugin.stop = job.first
+
     plugin = GradingPlugin(
         job.exercise,
-        lambda: load_answer(job.answer, _allowed(job.tests)),
-        results.send,
+        load if job.probe != "only" else _nothing,
+        report,
         job.seed,
-        job.hidden,
+        trust,
+        hidden=job.hidden,
+        begin=lambda item: send("begin", name=item.originalname),
+        intact=intact,
+        collect_only=job.probe == "only",
+        collected=lambda names: send("collected", tests=names),
     )
-    arguments = [str(job.tests), "-q", "--assert=plain", "-c", os.devnull, "--rootdir", "/"]
-    for name in ("cacheprovider", "nbval", "randomly", "xdist"):
-        arguments += ["-p", f"no:{name}"]
-    pytest.main(arguments, plugins=[plugin])
-    results.send(None)
+    status = run_pytest(job.tests, plugin)
+    if status > 2 and not plugin.tampered:  # neither passed, nor failed, nor interrupted
+        send("crash", reason=f"pytest ended with status {status} on {job.tests.name}")
+    if plugin.tampered:
+        send("tampered", reason=plugin.tampered)
+    elif job.probe == "only" or (job.probe == "failed" and failed and not job.first):
+        _probe(job, load, send)
+    notes = {"printed": kept.text, "blocked": closed[0][0].blocked if closed else []}
+    send("notes", **notes)
+    send("end")
 
 
-def _allowed(tests: Path) -> Any:
-    """`ALLOWED_IMPORTS` of a test file: modules of minifer its answers may import."""
-    module = sys.modules.get(tests.stem)
-    return getattr(module, "ALLOWED_IMPORTS", ())
+def _probe(job: Job, load: Callable[[], Answer], send: Send) -> None:
+    probes = probes_in(sys.modules[job.tests.stem], job.exercise)
+    if probes:
+        send("begin", name="")
+        send("fingerprint", value=fingerprint(probes, load))
 
 
-def _limit(job: Job) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    try:
-        import resource
-    except ImportError:  # Windows has none; the parent's clock still counts
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (job.memory_bytes, job.memory_bytes))
+def _nothing() -> ModuleType:
+    raise RuntimeError("no test runs here")
