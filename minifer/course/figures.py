@@ -14,7 +14,7 @@ import base64
 import io
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -166,6 +166,17 @@ def label_axes(axes: Axes, *, title: str, x: str, y: str) -> None:
         axes.spines[side].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=_SMALL, frameon=False)
+
+
+def log_axes(axes: Axes, ticks: Sequence[int]) -> None:
+    """Logarithmic axes that can be read: the ticks given along x, plain numbers along y."""
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def finish(figure: Figure, axes: Axes, title: str, legend: list[Any]) -> None:

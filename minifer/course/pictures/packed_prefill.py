@@ -15,6 +15,7 @@ from minifer.course.figures import (
     SERIES,
     finish,
     label_axes,
+    log_axes,
     new_figure,
     patch,
 )
@@ -23,7 +24,6 @@ from minifer.perf.costs import ElementBytes, step_cost
 from minifer.perf.devices import Device
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -229,7 +229,7 @@ def chunk_figure(costs: Sequence[ChunkCost], *, title: str) -> Figure:
     }
     for (colour, marker, line), (label, values) in zip(SERIES, series.items(), strict=False):
         axes.plot(chunks, values, color=colour, marker=marker, linestyle=line, label=label)
-    _log_axes(axes, chunks)
+    log_axes(axes, chunks)
     label_axes(axes, title=title, x="chunk size (tokens)", y="time, modelled (ms)")
     return figure
 
@@ -247,7 +247,7 @@ def prefill_figure(
         axes.plot(
             list(values), milliseconds, color=colour, marker=marker, linestyle=line, label=label
         )
-    _log_axes(axes, list(measured))
+    log_axes(axes, list(measured))
     label_axes(axes, title=title, x="tokens in the step", y="time of the step (ms)")
     return figure
 
@@ -255,14 +255,3 @@ def prefill_figure(
 def _place(name: str, index: int) -> int:
     """Which colour: A, B and C have their own everywhere in the book."""
     return "ABC".index(name) if name in ("A", "B", "C") else index % len(REQUEST_COLOURS)
-
-
-def _log_axes(axes: Axes, ticks: Sequence[int]) -> None:
-    """Powers of two along x, plain numbers along y."""
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
-
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
