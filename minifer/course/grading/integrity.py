@@ -12,6 +12,7 @@ _WATCHED = """
     random operator itertools functools collections copy dataclasses json re statistics heapq
     bisect hashlib struct time os sys pytest
 """
+_ALLOWED = {"torch.manual_seed"}  # torch replaces it itself when it first needs its compiler
 _PACKAGES = ("minifer", "_pytest", "pluggy")
 
 
@@ -50,7 +51,7 @@ class Seal:
                 return f"the module {name} was replaced"
         for name, now, then in self._saved:
             for key, value in then.items():
-                if now.get(key) is not value:
+                if now.get(key) is not value and f"{name}.{key}" not in _ALLOWED:
                     return f"{name}.{key} was replaced"
         return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,7 +86,9 @@ def work(job: Job, send: Send) -> None:
 
     torch.set_num_threads(1)
     os.environ["MINIFER_GRADING"] = "1"  # `check()` in the answer does nothing
-    os.environ["TMPDIR"] = os.getcwd()
+    for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        os.environ[name] = os.getcwd()
+    tempfile.tempdir = os.getcwd()
     sys.dont_write_bytecode = True
     sys.stdout = sys.stderr = kept = _Kept()
     limit(job.cpu_seconds, job.memory_bytes)
