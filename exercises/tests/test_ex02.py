@@ -107,6 +107,18 @@ VECTORS = [
 ]
 
 
+def rotated(target, x, positions, theta, layout, tried):
+    """What the answer returns, when it is a tensor of x's shape and dtype; x stays as it is."""
+    with unchanged(tried, x=x, positions=positions):
+        got = target.rope(x, positions, theta, layout)
+    assert isinstance(got, torch.Tensor), (
+        f"tried     {tried}\nexpected a tensor, got {got!r}"
+    )
+    compare(list(got.shape), list(x.shape), f"the shape of {tried}")
+    compare(str(got.dtype), str(x.dtype), f"the dtype of {tried}")
+    return got
+
+
 def check_vectors(target, layout):
     for head, position, theta, half, interleaved in VECTORS:
         expected = half if layout == "half" or interleaved is None else interleaved
@@ -115,8 +127,7 @@ def check_vectors(target, layout):
             torch.tensor([position]),
         )
         tried = f"rope(x, positions=[{position}], theta={theta:g}, {layout!r}) with the head {head}"
-        with unchanged(tried, x=x, positions=positions):
-            got = target.rope(x, positions, theta, layout)
+        got = rotated(target, x, positions, theta, layout, tried)
         # An angle of 1,000 radians is known to 1e-13, the numbers are below 10.
         compare(got, torch.tensor([[expected]], dtype=torch.float64), tried, atol=1e-11)
 
@@ -155,34 +166,35 @@ def test_ex02_2_many_tokens_heads_and_positions(target, generator, shape, layout
         starts,
     ):  # a later chunk; gaps and repeats
         tried = f"rope(x of shape {list(shape)}, positions={positions.tolist()}, 1e4, {layout!r})"
-        with unchanged(tried, x=x, positions=positions):
-            got = target.rope(x, positions, 1e4, layout)
+        got = rotated(target, x, positions, 1e4, layout, tried)
         # The engine's float32 angles, up to 217 radians, are off by up to 2e-5; x is below 6.
         compare(got, by_engine(x, positions, 1e4, layout), tried, atol=5e-4)
-        compare(str(got.dtype), "torch.float32", f"the dtype of {tried}")
 
 
 @points("2.2", 1)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_ex02_2_far_positions_are_exact(target, generator, layout):
     query, key = torch.randn(2, 1, 1, 32, generator=generator)
+    far, near = torch.tensor([100_000]), torch.tensor([0])
 
-    def score(shift):
-        turned = [
-            target.rope(x, torch.tensor([shift + at]), 1e4, layout).double()
-            for x, at in ((query, 3), (key, 0))
-        ]
-        return float((turned[0] * turned[1]).sum())
+    def turned(x, positions):
+        tried = f"rope(x in {x.dtype}, positions={positions.tolist()}, 1e4, {layout!r})"
+        return rotated(target, x, positions, 1e4, layout, tried).double()
 
+    score, same = (
+        (turned(query, at + 3) * turned(key, at)).sum() for at in (far, near)
+    )
     # Rounding to float32, once a number: 32 products of numbers below 5, 6e-8 each.
     tried = f"the score of a query at 100003 and a key at 100000, float32, {layout!r}"
-    compare(score(100_000), score(0), f"{tried}; expected: that at 3 and 0", atol=5e-5)
+    compare(float(score), float(same), f"{tried}; expected: that at 3 and 0", atol=5e-5)
     coarse = query.bfloat16()
-    got = target.rope(coarse, torch.tensor([100_000]), 1e4, layout)
     tried = f"rope(x in bfloat16, positions=[100000], 1e4, {layout!r})"
-    compare(str(got.dtype), "torch.bfloat16", f"the dtype of {tried}")
-    fine = target.rope(coarse.double(), torch.tensor([100_000]), 1e4, layout).bfloat16()
-    compare(got, fine, f"{tried}; expected: the same in float64, rounded at the end")
+    fine = turned(coarse.double(), far).bfloat16().double()
+    compare(
+        turned(coarse, far),
+        fine,
+        f"{tried}; expected: float64, rounded once at the end",
+    )
 
 
 @points("2.2", 1)
@@ -201,7 +213,7 @@ def test_ex02_2_refuses_odd_heads_wrong_layouts_and_lengths(target):
 @probe("2.2")
 def probe_rope(target):
     x = torch.arange(24.0).reshape(3, 1, 8)
-    at = torch.tensor([3, 4, 900])
+    at = torch.tensor([3, 4, 100_000])
     return [target.rope(x, at, 1e4, layout) for layout in ("half", "interleaved")]
 
 
@@ -211,6 +223,30 @@ def tokens(generator, T, H, K, C, size=1.0):
         size * torch.randn(T, heads, C, generator=generator, dtype=torch.float64)
         for heads in (H, K, K)
     )
+
+
+def attended(target, query, key, value, past, tried):
+    """What the answer returns, when it is of the form (tensor, (tensor, tensor))."""
+    held = () if past is None else past
+    with unchanged(tried, query=query, key=key, value=value, past=held):
+        got = target.cached_attention(query, key, value, past)
+    form = f"tried     {tried}\nexpected (out, (keys, values)), got "
+    assert isinstance(got, (tuple, list)) and len(got) == 2, (
+        f"{form}{type(got).__name__}"
+    )
+    out, cache = got
+    assert isinstance(cache, (tuple, list)) and len(cache) == 2, (
+        f"{form}(out, {cache!r})"
+    )
+    for tensor in (out, *cache):
+        assert isinstance(tensor, torch.Tensor), (
+            f"{form}a {type(tensor).__name__} in it"
+        )
+        compare(
+            str(tensor.dtype), str(query.dtype), f"the dtype of what {tried} returns"
+        )
+    compare(list(out.shape), list(query.shape), f"the shape of out: {tried}")
+    return out, tuple(cache)
 
 
 def attend_in_chunks(target, query, key, value, chunks):
@@ -223,14 +259,7 @@ def attend_in_chunks(target, query, key, value, chunks):
             f"cached_attention(query {list(q.shape)}, key and value {list(k.shape)}, "
             f"past of {before} tokens)"
         )
-        held = () if past is None else past
-        with unchanged(tried, query=q, key=k, value=v, past=held):
-            out, past = target.cached_attention(q, k, v, past)
-        compare(
-            list(past[0].shape),
-            [start + size, *k.shape[1:]],
-            f"the shape of the keys: {tried}",
-        )
+        out, past = attended(target, q, k, v, past, tried)
         compare(past[0], key[: start + size], f"the keys returned by {tried}")
         compare(past[1], value[: start + size], f"the values returned by {tried}")
         outs.append(out)
@@ -271,9 +300,10 @@ def test_ex02_3_decode_token_by_token(target, generator):
     check_attention(target, generator, 12, 6, 3, 8, [5] + [1] * 7)
     query, key, value = tokens(generator, 2, 2, 1, 4)
     empty = (key[:0], value[:0])
-    out, _ = target.cached_attention(query, key, value, empty)
+    tried = "cached_attention with a past of 0 tokens"
+    out, _ = attended(target, query, key, value, empty, tried)
     expected = engine.dense_attention(query, key, value, 0.5)
-    compare(out, expected, "cached_attention with a past of 0 tokens", atol=1e-9)
+    compare(out, expected, tried, atol=1e-9)
 
 
 @points("2.3", 1)
@@ -281,12 +311,8 @@ def test_ex02_3_large_scores_stay_finite(target, generator):
     # Numbers of size 70 make scores of several thousand: exp of one overflows.
     check_attention(target, generator, 6, 2, 1, 4, [4, 2], size=70.0)
     query, key, value = tokens(generator, 3, 2, 2, 4)
-    half = tuple(x.float() for x in (query, key, value))
-    out, cache = target.cached_attention(*half, None)
-    compare(str(out.dtype), "torch.float32", "the dtype of out for float32 inputs")
-    compare(
-        str(cache[0].dtype), "torch.float32", "the dtype of keys for float32 inputs"
-    )
+    single = (x.float() for x in (query, key, value))
+    attended(target, *single, None, "cached_attention in float32")
 
 
 @points("2.3", 0.5)
@@ -304,14 +330,30 @@ def test_ex02_3_longer_texts_and_more_heads(target, generator, rng):
         check_attention(target, generator, sum(chunks), 8, 4, 16, chunks)
 
 
-@probe("2.3")
-def probe_attention(target):
+def attend_twice(target, sizes, size=1.0):
     generator = torch.Generator().manual_seed(2)
     past, seen = None, []
-    for size in (2, 2, 1):
-        out, past = target.cached_attention(*tokens(generator, size, 4, 2, 4), past)
+    for count in sizes:
+        out, past = target.cached_attention(
+            *tokens(generator, count, 4, 2, 4, size), past
+        )
         seen += [out, *past]
     return seen
+
+
+@probe("2.3")
+def probe_equal_chunks(target):
+    return attend_twice(target, (2, 2))
+
+
+@probe("2.3")
+def probe_decode(target):
+    return attend_twice(target, (3, 1))
+
+
+@probe("2.3")
+def probe_large_scores(target):
+    return attend_twice(target, (2, 2), size=70.0)
 
 
 def by_metrics(arrival, times):
@@ -344,20 +386,24 @@ def test_ex02_4_latencies_of_one_request(target, rng):
         with unchanged(tried, token_times=times):
             got = target.latency(arrival, times)
         ttft, tpot = by_metrics(arrival, times)
-        compare(sorted(got), ["e2e", "itl", "tpot", "ttft"], f"the keys of {tried}")
+        assert isinstance(got, dict), (
+            f"tried     {tried}\nexpected a dictionary, got {got!r}"
+        )
+        keys = sorted(map(str, got))
+        compare(keys, ["e2e", "itl", "tpot", "ttft"], f"the keys of {tried}")
+        itl = got["itl"]
+        assert isinstance(itl, (list, tuple)), (
+            f"{tried}['itl'] must be a list, got {itl!r}"
+        )
         compare(got["ttft"], ttft, f"{tried}['ttft']", atol=1e-9)
         compare(got["tpot"], tpot, f"{tried}['tpot']", atol=1e-9)
-        compare(
-            len(got["itl"]), max(0, len(times) - 1), f"the length of {tried}['itl']"
-        )
+        compare(len(itl), max(0, len(times) - 1), f"the length of {tried}['itl']")
         if not times:
             compare(got["e2e"], None, f"{tried}['e2e']")
             continue
         compare(got["e2e"], times[-1] - arrival, f"{tried}['e2e']", atol=1e-9)
-        moved = times[0]
-        for gap, time in zip(got["itl"], times[1:], strict=True):
-            moved += gap
-            compare(moved, time, f"first token + the gaps of {tried} so far", atol=1e-9)
+        gaps = torch.tensor(times, dtype=torch.float64).diff().tolist()
+        compare(itl, gaps, f"{tried}['itl']", atol=1e-9)
 
 
 @points("2.4", 1)
@@ -395,3 +441,8 @@ def test_ex02_4_edges_and_refusals(target):
 def probe_latency(target):
     runs = [(1.0, [1.5, 1.625, 2.0]), (0.5, [1.0]), (0.25, [])]
     return [target.latency(*one) for one in runs] + [target.throughput(runs)]
+
+
+@probe("2.4")
+def probe_time_going_back(target):
+    return target.latency(0.0, [1.0, 0.5])
