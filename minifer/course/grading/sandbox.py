@@ -136,7 +136,7 @@ class Sandbox:
         if path.startswith(self.answers) and not path.endswith(os.sep):
             inside = any(not self.trust.frame(caller) for caller in outwards(frame))
             return f"the file {path}" if inside else None
-        closed = path.startswith(self.private) or path.startswith(self.answers)
+        closed = path.startswith((*self.private, *self.answers))
         return f"the file {path}" if closed and self._asks(frame) else None
 
     def _write(self, event: str, args: tuple[Any, ...], frame: FrameType) -> str | None:
