@@ -331,7 +331,7 @@ def test_ex02_3_longer_texts_and_more_heads(target, generator, rng):
 
 
 def attend_twice(target, sizes, size=1.0):
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(5)
     past, seen = None, []
     for count in sizes:
         out, past = target.cached_attention(
