@@ -29,7 +29,7 @@
 try:
     from minifer.course import begin, example, explore, show
 except ImportError as error:
-    remedy = 'minifer is missing: run  pip install "minifer[course]"  or, in a clone,  pip install -e ".[course]"'
+    remedy = 'minifer is missing: pip install "minifer[course]", or -e ".[course]" here'
     raise ImportError(remedy) from error
 begin("L03")
 
@@ -47,7 +47,7 @@ begin("L03")
 # compare.
 
 # %% tags=["claim"]
-from minifer.course.pictures.schedule_data import bars, shares
+from minifer.course.pictures.schedule_data import bars, describe, shares, transitions
 
 trio = example.run(enable_prefix_caching=False)
 for step, plan in enumerate(shares(trio.events)[:6], start=1):
@@ -63,8 +63,7 @@ for step, plan in enumerate(shares(trio.events)[:6], start=1):
 # in which one request decodes while another prefills.
 
 # %% tags=["picture"]
-from minifer.course.pictures.schedule import gantt
-from minifer.course.pictures.schedule_data import describe
+from minifer.course.pictures.schedule import Panel, curves, gantt, state_machine
 
 life = bars(trio.events)
 show(gantt(life, title="Steps 3 to 5 mix prefill and decode"), alt=describe(life))
@@ -84,8 +83,6 @@ show(gantt(life, title="Steps 3 to 5 mix prefill and decode"), alt=describe(life
 # do? Predict the number on the arrow back, `running > waiting`.
 
 # %% tags=["claim"]
-from minifer.course.pictures.schedule_data import transitions
-
 tight = example.run(enable_prefix_caching=False, num_kv_blocks=6)
 for blocks, run in ((12, trio), (6, tight)):
     counts = transitions(run.events)
@@ -98,8 +95,6 @@ print("same tokens:", all(trio.tokens(name) == tight.tokens(name) for name in "A
 # Look at the arrows in and out of *running*: 11 = 8 + 3.
 
 # %% tags=["picture"]
-from minifer.course.pictures.schedule import state_machine
-
 figure = state_machine(counts, title="Every arrow back costs another arrow forth")
 show(
     figure,
@@ -175,7 +170,7 @@ print("A is", Request("A", 20, 12).behind, "tokens behind when it comes")
 # moves by what the plan costs, and whoever has caught up draws a token. Unfold it once.
 
 # %% tags=["measure"]
-from minifer.course.pictures.schedule_run import Arrival, play, serve
+from minifer.course.pictures.schedule_run import Arrival, play, random_worlds, serve
 from minifer.course.source import show_source
 
 show_source(play)
@@ -267,14 +262,12 @@ for budget, run in stall.items():
 # before it. Look at the spike, and at what stands in its place.
 
 # %% tags=["picture"]
-from minifer.course.pictures.schedule import Panel, curves
-
 gaps = {f"budget {budget}": run.gap_series("A") for budget, run in stall.items()}
 panel = Panel("time of A's token (ms)", "since the token before (ms)", gaps)
 show(
     curves(panel, title="One spike becomes a plateau (Llama 3.1 8B, H100, modelled)"),
-    alt="Pause before each token of A over time. Taken whole, C's prompt makes one pause "
-    "of 134 ms among pauses of 5; with a budget of 512 there are sixteen of 7 to 9 ms.",
+    alt="Pause before each token of A over time. Taken whole, C's prompt makes one "
+    "pause of 134 ms among pauses of 5; a budget of 512 makes sixteen of 7 to 9 ms.",
 )
 
 # %% [markdown]
@@ -290,9 +283,9 @@ for budget in (64, 128, 256, 512, 2048, 8192):
     print(f"{budget:6}  {both}  {alone * 1e3:11.0f} ms")
 
 # %% [markdown]
-# 512 keeps the promise and costs C nothing that shows. Below 256 a chunk no longer fills the chip:
-# the step waits for the weights, and TTFT grows fourfold while the pause hardly
-# shrinks. That is chunking at a loss. The last column is another: where nobody
+# 512 keeps the promise and costs C nothing that shows. Below 256 a chunk no longer
+# fills the chip: the step waits for the weights, and TTFT grows fourfold while the
+# pause hardly shrinks. That is chunking at a loss. The last column is another: where nobody
 # decodes there is no pause to shorten, and a chunk can only cost.
 #
 # Is the clock honest? The same story with a real engine and the bundled model on
@@ -315,8 +308,7 @@ show(
 # The shape is as predicted: one spike, or a plateau. The measured line lies above the
 # predicted one, most of all in decode steps. A model this small leaves the machine
 # busy with Python and with starting small operations, of which a roofline knows
-# nothing. That the clock still ranks two budgets rightly is the claim of this book; how far
-# off it is, you have seen.
+# nothing. The clock is good for comparing two schedules, not for promising a latency.
 #
 # ## What if memory runs out?
 #
@@ -393,8 +385,8 @@ again = play(ours, scheduler(16, 64, 6, P=8), h100, Request)
 print("each plan as the engine's:", again.plans == shares(tight.events))
 
 # %% [markdown]
-# Eight, and step by step the plans of the engine. What did they cost? Look at the
-# hatched boxes.
+# The engine's plans, step by step, with their eight preemptions. What did they cost?
+# Look at the hatched boxes.
 
 # %% tags=["picture"]
 life = bars(tight.events)
@@ -426,7 +418,7 @@ for options in ({}, {"max_num_batched_tokens": 64}, {"max_num_seqs": 1}):
 # what fits. Predict: in which crowd does preemption pay?
 
 # %% tags=["claim"]
-from minifer.course.pictures.schedule_data import door_or_cap
+from minifer.course.pictures.schedule_data import door_or_cap, load_curve
 
 ratio = {}
 for prompt, wanted in ((200, 100), (4000, 300)):
@@ -445,7 +437,7 @@ show(
     curves(
         panel, title="Short prompts are cheap to recompute, long ones thrash", line=1
     ),
-    alt="Time with everybody admitted over time with capped seats, for memory of 2 to 6 "
+    alt="Time with everybody admitted over time with capped seats, memory for 2 to 6 "
     "requests. Short prompts stay between 0.8 and 1.1; long ones fall from 3 to 1.9.",
 )
 
@@ -459,11 +451,10 @@ show(
 #
 # What you have read claims to be the engine's policy. Both serve 200 random workloads
 # on one clock, with random budgets, seats and blocks, and we compare every plan of
-# every step and every token's time. Look at the preemptions: the comparison must have met them.
+# every step and every token's time. Look at the preemptions: the comparison must have
+# met them.
 
 # %% tags=["claim"]
-from minifer.course.pictures.schedule_run import random_worlds
-
 equal = steps = preempted = 0
 worlds = random_worlds(seed=3, count=200)
 for arrivals, options in worlds:
@@ -504,10 +495,11 @@ for cache in (False, True):
 #
 # A scheduler goes wrong quietly: the answers stay right, and a block or a request is
 # lost once a week. So we write down what must hold, and look in every step: blocks held
-# and blocks free are all there are; the plan keeps budget and seats; a request's tokens are
-# computed in order; and *the oldest open request advances*. The last one excludes
-# starvation: if the oldest moves in every step, N tokens of work end within N steps.
-# Look for four equal numbers, and for 100 workloads that ended as they should.
+# and blocks free are all there are; the plan keeps budget and seats; a request's tokens
+# are computed in order; and *the oldest open request advances*. The last one excludes
+# starvation: the oldest ends after at most as many steps as it has tokens, then the
+# next one is the oldest. Look for four equal numbers, and for 100 workloads whose
+# requests all finished once.
 
 # %% tags=["claim"]
 from collections import Counter
@@ -586,8 +578,6 @@ for ageing in (None, 40, 10):
 # when the rate doubles from 20 to 40 and to 80 a second.
 
 # %% tags=["claim"]
-from minifer.course.pictures.schedule_data import load_curve
-
 rates, traffic = (20, 10, 40, 60, 80), {}
 for budget in (2048, 256):
     traffic[budget] = load_curve(rates, h100, count=100, max_num_batched_tokens=budget)
@@ -595,10 +585,10 @@ for budget in (2048, 256):
         print(f"budget {budget:4}, {load}")
 
 # %% [markdown]
-# The median sleeps while the tail wakes: from 20 to 40 a second p50 moves by a
-# millisecond or two, p99 by half or double. The smaller budget keeps TPOT flat at any rate and
-# pays with TTFT. Neither wins: it depends on which of the two was promised. Move both
-# sliders, and find the rate at which you would buy a second GPU.
+# The median sleeps while the tail wakes: from 20 to 40 a second the p50 of TTFT moves by
+# a few milliseconds, its p99 grows by half or doubles. The smaller budget keeps TPOT flat
+# at any rate and pays with TTFT. Neither wins; it depends on which of the two was
+# promised. Move both sliders, and find the rate at which you would buy a second GPU.
 
 # %% tags=["picture"]
 from minifer.course.pictures.schedule import load_view
@@ -608,9 +598,8 @@ def view(rate, budget):
     return load_view(traffic, rate=rate, budget=budget)
 
 
-explore(
-    view, rate=sorted(rates), budget=list(traffic), labels={"rate": "requests a second"}
-)
+words = {"rate": "requests a second", "budget": "token budget"}
+explore(view, rate=sorted(rates), budget=list(traffic), labels=words)
 
 # %% [markdown]
 # (Modelled: a floor, without the engine's own overhead, on one draw of arrivals.)
@@ -630,7 +619,9 @@ for values in settings:
     print(f"{values}: {len(run.steps)} steps, same tokens: {same}")
 
 # %% [markdown]
-# That is the invariant of the book. A scheduler is free to choose *when*; it has no say in *what*.
+# That is the invariant of the book. A scheduler is free to choose *when*; it has no say
+# in *what*. (Float32, temperature 0; at other temperatures the noise of a draw depends
+# on the request's seed and the token's place, not on the schedule.)
 #
 # ## Takeaways
 #
@@ -699,10 +690,8 @@ for values in settings:
 pair = [Arrival("X", 0, 20, 4), Arrival("Y", 0, 20, 4)]
 print("1.", serve(pair, h100, max_num_batched_tokens=16).plans[2] == {"X": 1, "Y": 8})
 four = [Arrival(f"r{n}{i}", 0, 1, n) for i, n in enumerate((3, 9, 3, 3))]
-print(
-    "2.",
-    [len(play(four, p, h100, Request).plans) for p in policies.values()] == [12, 9],
-)
+steps = [len(play(four, p, h100, Request).plans) for p in policies.values()]
+print("2.", steps == [12, 9])
 late = Request("X", 50, 9, drawn=7)
 print("3.", (late.behind, missing(late, 57, [], 0, 16)) == (57, 4))
 runs = [serve(long_prompt, h100, max_num_batched_tokens=n) for n in (512, 1024, 2048)]
@@ -713,9 +702,9 @@ print("4.", [max(run.gaps("A")) < 0.02 for run in runs] == [True, True, False])
 #
 # ## In real engines
 #
-# - **vLLM** (V1) plans by the rule of this lecture: running requests first, then
-#   waiting ones, and none of these in a step that preempted; a preempted request goes to the front
-#   of the queue with nothing computed. Its
+# - **vLLM** (V1) plans by the rule of this lecture: running requests first, then waiting
+#   ones, and none of these in a step that preempted; a preempted request goes to the
+#   front of the queue with nothing computed. Its
 #   [tuning guide](https://docs.vllm.ai/en/stable/configuration/optimization/) says what
 #   to do about preemptions: more memory for KV, fewer seats, a smaller budget.
 # - **SGLang** calls a block a page and a preemption *retraction*. It can order the queue

@@ -255,8 +255,8 @@ MUTANTS = [
     Mutant(
         "ex03_4_m3_waiting_makes_it_worse",
         "3.4",
-        old="- (now - arrival)",
-        new="+ (now - arrival)",
+        old="priority * ageing - (now - arrival)",
+        new="priority * ageing + (now - arrival)",
         diagnosis="who has waited longer is served earlier, not later",
         killed_by="test_ex03_4_pick",
     ),

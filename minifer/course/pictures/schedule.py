@@ -53,8 +53,9 @@ def gantt(
 ) -> Figure:
     """Timelines, one below the other on one axis: a row a request or a seat, colour the phase.
 
-    panels: name → bars, or the bars of the only one. title: the finding. By seat, waiting requests are not drawn and a bar is
-    marked with its request's name. Raises `ValueError` for a panel without bars.
+    panels: name → bars, or the bars of the only one. title: the finding. By seat, waiting requests
+    are not drawn and a bar is marked with its request's name. Raises `ValueError` for a panel
+    without bars.
     """
     panels = panels if isinstance(panels, Mapping) else {"timeline": panels}
     for name, found in panels.items():

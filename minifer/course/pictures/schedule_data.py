@@ -40,7 +40,7 @@ def bars(events: Sequence[Event]) -> list[Bar]:
     for event in events:
         happened.setdefault(event.step, []).append(event)
     seats: dict[str, int] = {}
-    thrown: dict[str, int] = {}  # preempted → tokens it had computed
+    thrown: dict[str, int] = {}  # preempted → tokens it had computed at most
     reached: dict[str, int] = {}
     left: list[str] = []
     found, step = [], 0
@@ -57,7 +57,7 @@ def bars(events: Sequence[Event]) -> list[Bar]:
                     seats.setdefault(name, next(free))
                 elif event.name == "request.preempted":
                     seats.pop(name, None)
-                    thrown[name] = reached.get(name, 0)
+                    thrown[name] = max(thrown.get(name, 0), reached.get(name, 0))
                 elif event.name == "request.finished":
                     left.append(name)
         kind: BarKind = span.kind

@@ -115,7 +115,7 @@ def serve(
     seconds: Callable[[Batch], float],
     *,
     watch: Callable[[SchedulePlan, Scheduler, list[Request]], None] | None = None,
-    limit: int = 100_000,
+    limit: int = 20_000,
     **options: Any,
 ) -> VirtualRun:
     """Let the engine's scheduler serve a workload on a virtual clock, without a model.
