@@ -39,14 +39,22 @@ except ImportError as error:
 begin("L08")
 
 # %% [markdown]
+# Here are the two stages at work on A's first token. Step through it.
+
+# %% tags=["picture"]
+from minifer.course.microscope import microscope
+
+microscope(example.run(), "A", position=20, stage="postprocessing")
+
+# %% [markdown]
 # ## What does the model hand over?
 #
 # A row of V **logits**, one real number a token of the vocabulary. *Softmax* makes
-# probabilities of them: p = exp(logit) ÷ sum of all exp. By hand, for the logits 2, 1
-# and 0: e² = 7.39, e = 2.72, 1, sum 11.11, so 0.67, 0.24 and 0.09.
+# probabilities of them: p = exp(logit) ÷ sum of all exp. By hand, for 2, 1 and 0: e² =
+# 7.39, e = 2.72, 1, sum 11.11, so 0.67, 0.24 and 0.09.
 #
-# Here are the rows that A's first, third and seventh token came from. Look for the one
-# in which the model is sure. (`␣` is a space, `\n` a new line.)
+# Here are the rows of A's first, third and seventh token. Look for the one in which the
+# model is sure. (`␣` is a space, `\n` a new line.)
 
 # %% tags=["claim"]
 import torch
@@ -64,7 +72,7 @@ for row in (first, sure, open_):
 # log₂ n for n equally likely ones. 4 bits are as open as 16 equal tokens.
 #
 # No setting below adds knowledge. Each moves probability between tokens, and what
-# helps an open row can hurt a sure one. Keep both in mind.
+# helps an open row can hurt a sure one.
 #
 # ## What does temperature change?
 #
@@ -85,9 +93,9 @@ for T in (2, 1, 0.5, 0.01):
     print(f"T = {T:4}: {p}, exp(2 / T) is {float((hand[0] / T).exp()):.2g}")
 
 # %% [markdown]
-# The order of the tokens never changes, only the distances: below 1 the favourite
-# gains, above 1 the rest. The last line shows why `warm` takes the largest logit off
-# *before* it divides: exp(200) does not fit into a float32.
+# The order never changes, only the distances: below 1 the favourite gains, above 1 the
+# rest. The last line shows why `warm` takes the largest logit off *before* it divides:
+# exp(200) does not fit into a float32.
 #
 # Is a small T the same as taking the largest logit, *greedy*? Each of the 27 rows of A,
 # B and C is drawn from 50 times, with T = 0 and with T = 0.01. Look for rows in which
@@ -97,8 +105,8 @@ for T in (2, 1, 0.5, 0.01):
 every_row = pic.rows_of(run)
 for T in (0, 0.01):
     print(f"T = {T}: not always the largest in {pic.doubtful_rows(every_row, T)}")
-best, second = every_row["B", 6].topk(2).values.tolist()
-print(f"lead in B's seventh row: {best - second:.2f}")
+lead = -every_row["B", 6].topk(2).values.diff().item()
+print(f"lead in B's seventh row: {lead:.2f}")
 
 # %% [markdown]
 # T = 0 cannot be a division, so engines treat it as a case of its own: the largest
@@ -118,8 +126,7 @@ show(
 
 # %% [markdown]
 # Heat does not know which tokens are sensible: at T = 2 even the sure row spends 3 bits.
-# One byte that makes no word, and the model continues from it. This is where
-# temperature loses.
+# Here temperature loses: one byte that makes no word, and the model continues from it.
 #
 # ## Which tokens may be drawn at all?
 #
@@ -131,7 +138,7 @@ show(
 # | top-k 2 ([arXiv:1805.04833](https://arxiv.org/abs/1805.04833)) | the 2 likeliest | 0.4, 0.3 |
 # | top-p 0.6 ([arXiv:1904.09751](https://arxiv.org/abs/1904.09751)) | the fewest likeliest whose sum reaches 0.6 | 0.4, 0.3 |
 #
-# Two of them fit in a line or two. A masked token gets −inf, whose exp is 0. Look which
+# Two of them are short. A masked token gets −inf, whose exp is 0. Look which
 # two of four equals stay.
 
 
@@ -182,13 +189,14 @@ for _ in range(300):
 print(f"{same} of 300 rows: same tokens, same probabilities")
 
 # %% [markdown]
-# All of them. The engine's code differs because it works on whole batches: one `topk` of
-# integers in which value and id are packed finds the k largest.
+# All of them. The engine's code differs because it works on whole batches, and counts what
+# is equal up to rounding as equal. Unfold it: temperature and min-p. (Its top-k is one
+# `topk` of integers that hold value and id.)
 
 # %% tags=["measure"]
 from minifer.course.source import show_source
 
-show_source(pic.survivors)
+show_source(pic.scaled_logits)
 
 # %% [markdown]
 # Now both rows of A through all filters. Look at the top-k column: does it cut where
@@ -196,8 +204,8 @@ show_source(pic.survivors)
 
 # %% tags=["picture"]
 settings = {"temperature": 1.5, "min_p": 0.05, "top_k": 12, "top_p": 0.8}
-rows = {"A's third token": sure, "A's seventh token": open_}
-stages = {name: pic.filter_stages(row, **settings) for name, row in rows.items()}
+stages = {name: pic.filter_stages(row, **settings) for name, row in three.items()}
+del stages["A's first token"]
 title = "T = 1.5, min-p 0.05, top-k 12, top-p 0.8: the sure row keeps one token"
 alt = "The eight likeliest tokens of two rows after each filter; cut ones are crossed."
 show(pic.filters_figure(stages, title=title), alt=alt)
@@ -213,8 +221,7 @@ for cut in ({"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.05}):
 
 # %% [markdown]
 # Top-k keeps 12 tokens where one is right. Top-p and min-p follow the model's own
-# opinion, and where it has none they cut little or nothing: of 288 equals, top-p 0.8
-# keeps 231. A filter cannot repair a model that does not know.
+# opinion; where it has none they cut little or nothing: of 288 equals, top-p keeps 231.
 #
 # ## Does the order matter?
 #
@@ -279,13 +286,10 @@ from minifer.execution.noise import vocabulary_noise
 for seed, index in ((7, 0), (7, 1), (8, 0)):
     q = vocabulary_noise([seed], [index], 3)[0]
     times = [round(t, 2) for t in (q / logits.exp()).tolist()]
-    print(
-        f"seed {seed}, index {index}: {times}, wins:", int((logits - q.log()).argmax())
-    )
+    print((seed, index), times, "wins:", int((logits - q.log()).argmax()))
 
 # %% [markdown]
-# The smallest time wins. Another seed or index is another race; the same pair is the
-# same race, on any machine, in any batch.
+# The smallest time wins. The same seed and index are the same race, in any batch.
 #
 # Are the draws right? 20,000 seeds, five tokens. *Chi-square* adds up (drawn −
 # expected)² ÷ expected; right draws exceed the limit once in a million times. A test
@@ -315,8 +319,8 @@ show(figure, alt=alt)
 # ## Whose randomness is it?
 #
 # Requests share a batch. They must not share a source of randomness, or a stranger's
-# arrival changes your answer. Here is the mistake, one generator for everybody, in
-# place of the engine's sampler. Look at what `multinomial` cannot know.
+# arrival changes your answer. Here is the mistake, in place of the engine's sampler. Look
+# at what `multinomial` cannot know.
 
 # %% tags=["claim"]
 from minifer import SamplingParams
@@ -374,9 +378,9 @@ for T in (0.5, 2):
     print(f"T = {T}: model's own {own}, add up {added}, worst {min(logprobs):.1f}")
 
 # %% [markdown]
-# The model's own at any temperature, so replies drawn with different settings can be
-# compared. The other side: a logprob is not the chance with which the token was drawn
-# here. The worst token at T = 2 is one that the model had nearly ruled out.
+# The model's own at any temperature, so replies of different settings can be compared.
+# The other side: a logprob is not the chance with which the token was drawn here. The
+# worst one at T = 2 is a token that the model had nearly ruled out.
 #
 # ## What do penalties punish?
 #
@@ -384,11 +388,11 @@ for T in (0.5, 2):
 # ([arXiv:1909.05858](https://arxiv.org/abs/1909.05858)) looks at prompt *and* output:
 # it divides a positive logit and multiplies a negative one. **Presence** and
 # **frequency** look at the output alone: one subtracts once, the other once for each
-# time. The prompt is tokens 0 and 1, the output 2, 2, 3. Fill in the rows first.
+# time. The logits are 2, −2, 1, −1, 0.5, the prompt tokens 0 and 1, the output 2, 2, 3.
+# Fill in the three rows first.
 
 # %% tags=["claim"]
 scores = [2.0, -2.0, 1.0, -1.0, 0.5]
-print(scores)
 for name, value in (("repetition", 2), ("presence", 0.5), ("frequency", 0.5)):
     penalty = {f"{name}_penalty": value}
     print(pic.penalized(scores, [0, 1], [2, 2, 3], **penalty), name)
@@ -439,8 +443,8 @@ class Utf8Stream:
 
 
 tokenizer, stream = example.tiny().tokenizer, Utf8Stream()
-print("alone:", [tokenizer.decode([byte]) for byte in "é👋".encode()])
-print("stream:", [stream.push(byte) for byte in "é👋".encode()])
+print([tokenizer.decode([byte]) for byte in "é👋".encode()], "alone")
+print([stream.push(byte) for byte in "é👋".encode()], "as a stream")
 
 # %% [markdown]
 # The engine cannot count like that: its tokens may hold half a character, or three and
@@ -501,9 +505,9 @@ print([tail.push(letter) for letter in "AN END"], tail.hit)
 
 # %% [markdown]
 # It is right, and every reader waits for nothing. The engine holds back the longest
-# suffix that can still *become* a stop string, and no more: an automaton (Aho and
-# Corasick, 1975) looks at each character once. Same text, less waiting? Count over 300
-# random texts; then predict which stop wins in the last lines.
+# suffix that can still *become* a stop string, and no more (by Aho and Corasick's
+# automaton, 1975). Same text, less waiting? Count over 300 random texts; then predict
+# which stop wins in the last lines.
 
 # %% tags=["claim"]
 from minifer.postprocessing.stop_strings import StopStrings
@@ -524,9 +528,8 @@ for stops in (["cd", "abc"], ["bc", "abc"], ["abc", "bc"]):
 # The same text for a fraction of the waiting. The match that *completes* first wins; of
 # two that complete at one character, the earlier in the list.
 #
-# Now all of it in the engine. The words are scripted, so that there is something to
-# see; scheduling, KV and the rest are real. Look for text that waits because of bytes
-# (A, B) and because of the stop `END` (C).
+# Now all of it in the engine; only the words are scripted, so that there is something to
+# see. Look for text that waits because of bytes (A, B) and of the stop `END` (C).
 
 # %% tags=["picture"]
 stopping = SamplingParams(temperature=0, ignore_eos=True, stop=["END"])
@@ -546,7 +549,7 @@ for name, output in told.outputs.items():
 
 # %% [markdown]
 # Seven tokens of A and B waited for a character. C's last three letters were drawn,
-# held, and dropped; the finish reason is `stop`.
+# held and dropped.
 #
 # ## Who else may stop the stream?
 #
@@ -579,38 +582,37 @@ class PinHook:
 
 
 # %% [markdown]
-# The engine has a general one, `SafetyHook`, with word lists or regular expressions. On
-# 300 random texts in random chunks: the same text, the same verdict?
+# The engine's [SafetyHook] takes word lists or regular expressions. On 300 random texts
+# in random chunks: the same text, the same verdict?
+#
+# [SafetyHook]: ../minifer/postprocessing/guards/safety.py
 
 # %% tags=["claim"]
-from minifer.postprocessing.guards.regex_check import RegexCheck
-from minifer.postprocessing.guards.safety import SafetyHook, WordListCheck
-
 results = []
 for _ in range(300):
-    chunks, pin = txt.random_chunks(rng, "12ab", 8), SafetyHook([RegexCheck(r"\d{4}")])
+    chunks, pin = (
+        txt.random_chunks(rng, "12ab", 8),
+        txt.SafetyHook([txt.RegexCheck(r"\d{4}")]),
+    )
     results.append([txt.guarded(hook, chunks) for hook in (PinHook(), pin)])
 ended = sum(bool(a[1]) for a, _ in results)
 print(sum(a == b for a, b in results), "of 300 agree,", ended, "replies ended")
 
 # %% [markdown]
-# They agree, but they do not wait alike. Ours knows its pattern. A regular expression
+# They agree, but do not wait alike. A regular expression
 # that can match n characters holds back n − 1 at every moment: what is still possible
 # it cannot say. Predict the level of each curve, then compare with the measured one.
 
 # %% tags=["picture"]
 checks = {
-    "word list 'secret key'": WordListCheck(["secret key"]),
-    "4 digits: predicted 3": RegexCheck(r"\d{4}"),
-    "address of at most 40: predicted 39": RegexCheck(r"\w+@\w+", max_match=40),
+    "word list 'secret key'": txt.WordListCheck(["secret key"]),
+    "4 digits: predicted 3": txt.RegexCheck(r"\d{4}"),
+    "address of at most 40: predicted 39": txt.RegexCheck(r"\w+@\w+", max_match=40),
 }
-answer = (
-    "The desk opens at 9 and closes at 17. Room 204 is by the secret door. Ask Ann."
-)
+answer = "The desk opens at 9 and closes at 17. Room 204 is by the secret door. OK?"
 held = {name: txt.held_by(check, answer) for name, check in checks.items()}
-title = "A pattern holds its longest match minus one, a word list less"
 alt = "Characters held along a reply: a word list few and rarely, patterns 3 and 39."
-show(txt.held_figure(held, title), alt=alt)
+show(txt.held_figure(held, "A pattern holds its longest match minus one"), alt=alt)
 
 # %% [markdown]
 # In time: at four characters and 20 ms a token, the address check delays everything by
@@ -620,16 +622,16 @@ show(txt.held_figure(held, title), alt=alt)
 
 # %% tags=["claim"]
 print("highest levels:", [max(series) for series in held.values()])
-reply = txt.served_with([SafetyHook([WordListCheck(["single"])])])
+reply = txt.served_with([txt.SafetyHook([txt.WordListCheck(["single"])])])
 print(reply.finish_reason, "by", reply.stop_reason, [reply.text], len(reply.token_ids))
 
 # %% [markdown]
-# Twelve tokens were drawn, six characters shown. The finish reason `content_filter`
-# tells the caller that text is missing.
+# Twelve tokens were drawn, six characters shown. `content_filter` tells the caller that
+# text is missing.
 #
 # Not every guard withholds. The repetition guard watches for a tail that says the same
-# over and over; by default it reports. It must know what repeats for good reasons.
-# Look at a loop, a table and a list of zeros.
+# over and over, and must know what repeats for good reasons. Look at a loop, a table and
+# a list of zeros.
 
 # %% tags=["claim"]
 from minifer.postprocessing.guards import default_guards
@@ -658,15 +660,13 @@ from minifer.course.pictures import sampling_costs as cost
 ways = {"greedy": {"temperature": 0}, "top-k 50": {"top_k": 50}, "whole row": {}}
 for name, params in ways.items():
     moved = cost.bytes_a_logit(32_768, **params)
-    print(
-        f"{name:9} {moved:.0f} bytes a logit, {moved * 128_256 * 64 / 15e9:.0%} of a step"
-    )
+    share = moved * 128_256 * 64 / 15e9
+    print(f"{name:9} {moved:.0f} bytes a logit, {share:.0%} of a step")
 
 # %% [markdown]
 # Independence has a price: ten rounds of Philox over whole rows move almost 50 times
 # the bytes of an argmax. Cutting *first* makes the draw cheaper, since only k tokens
 # need noise; a fused kernel keeps the rounds in registers and reads 4 bytes a logit.
-# That is why engines have one.
 #
 # Counted bytes over this machine's bandwidth predict the time here. Lines are
 # predicted, marks measured where this notebook ran. Look where they part.
@@ -676,11 +676,8 @@ from minifer.perf.limit import this_machine
 
 bandwidth = this_machine(seconds=0.4).memory_bandwidth
 costs = {name: cost.sampling_costs(bandwidth, **ways[name]) for name in ways}
-title = "Bytes predict the time of large rows; small ones pay for calls"
-alt = (
-    "Time of a token over vocabulary size, three ways: predicted lines, measured marks."
-)
-show(cost.costs_figure(costs, title), alt=alt)
+alt = "Time of a token over vocabulary size, three ways: predicted and measured."
+show(cost.costs_figure(costs, "Bytes predict large rows, calls small ones"), alt=alt)
 
 # %% [markdown]
 # For large rows the counted bytes tell the time within a small factor. For small ones

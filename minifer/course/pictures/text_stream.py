@@ -29,13 +29,21 @@ from minifer.course.pictures.sampling import piece
 from minifer.events import Event
 from minifer.outputs import CompletionOutput
 from minifer.postprocessing.detokenizer import IncrementalDetokenizer
-from minifer.postprocessing.guards.safety import SafetyCheck, SafetyHook
+from minifer.postprocessing.guards.regex_check import RegexCheck
+from minifer.postprocessing.guards.safety import SafetyCheck, SafetyHook, WordListCheck
 from minifer.postprocessing.hooks import TokenHook, finish_hooks
 from minifer.text.tokenizer import Tokenizer
 from minifer.weights.pull import pulled_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# The engine's checks stand here too, so that a notebook finds them in one place.
+__all__ = [
+    "REPLIES", "RegexCheck", "SafetyHook", "StreamedToken", "WordListCheck", "guarded", "held_by",
+    "held_figure", "random_chunks", "scripted", "served_with", "smollm_pieces", "stream_data",
+    "stream_figure", "waiting",
+]  # fmt: skip
 
 # What the requests A, B and C are made to say where a picture needs emoji and a stop string.
 REPLIES: Mapping[str, str] = MappingProxyType({"A": "Hi 👋 you!", "B": "日本 ok", "C": "AN END"})
