@@ -26,8 +26,7 @@
 #
 # The scheduler has chosen the tokens of this step, and their places in memory are
 # known. Now the model runs: first over the prompt (stage 3), then, lap after lap, over
-# the newest token (stage 4). Both stages are one call. This lecture is about why they
-# behave so differently. The first cell prints nothing, unless something is missing.
+# the newest token (stage 4). The first cell prints nothing, unless something is missing.
 
 # %% tags=["claim"]
 try:
@@ -38,12 +37,25 @@ except ImportError as error:
 begin("L02")
 
 # %% [markdown]
+# The book's three requests run, and the microscope shows what this stage does for the
+# first token that A draws. Look at what else its pass computes. (The engine's own lines
+# are shown, so nothing is compared.)
+
+# %% tags=["measure"]
+from minifer.course.microscope import microscope
+
+run = example.run()
+microscope(run, "A", position=20, stage="decode")
+
+# %% [markdown]
+# One pass computes 15 tokens of prefill and this decode: it makes no difference between
+# them. In what sense are they two machines?
+#
 # ## What does one more word cost?
 #
-# A *forward pass* takes tokens and gives, for each of them, a score for every token
-# that could come next. To *generate*, take the best next token after the last one,
-# append it, and start again. The loop below the surface of every chat is no more than
-# that. Without a memory, every pass computes the whole text again.
+# A *forward pass* takes tokens and gives, after each of them, a score for every token
+# that could come next. To *generate*, append the best next token after the last one, and
+# start again. Without a memory, every pass computes the whole text again.
 #
 # Take 4 tokens that are given (the *prompt*) and 5 that are wanted. The first pass
 # computes 4 tokens and draws the fifth. **Write down** how many tokens all passes
@@ -77,9 +89,7 @@ print("cached", cached, "tokens, pairs:", *work(cached))
 # each pass as a row. Look at the crosses: work that was done before.
 
 # %% tags=["picture"]
-figure = pictures.draw_cells(
-    naive, cached, given, title="Five tokens: 30 computed or 8"
-)
+figure = pictures.draw_cells(naive, cached, given, title="30 tokens computed, or 8")
 show(figure, alt=pictures.ALT["cells"])
 
 # %% [markdown]
@@ -96,15 +106,13 @@ for T in (64, 128, 256):
     print(f"{T:6} {slow[0]:15,} {slow[1]:9,} {fast[0]:16,} {fast[1]:7,}")
 
 # %% [markdown]
-# Doubling T multiplies the naive tokens by 4 and the pairs by 8; the cached ones by 2
-# and 4. So naive generation is O(T²) in everything done once a token (the products
-# with the weights) and O(T³) in attention. A cache takes one power of T off both.
-#
-# What must be kept, so that nothing is computed twice? For that we need the model.
+# Times 4 and 8 without a cache, times 2 and 4 with one. So naive generation is O(T²) in
+# what is done once a token (the products with the weights) and O(T³) in attention. A
+# cache takes one power of T off both. But what must it keep? For that we need the model.
 #
 # ## What is in a forward pass?
 #
-# All of minifer-tiny is 26 tensors. Look at four of the first layer.
+# All of minifer-tiny is 26 tensors. Look at three of the first layer.
 
 # %% tags=["claim"]
 import torch
@@ -113,12 +121,7 @@ import torch.nn.functional as F
 config, weights = example.tiny().config, example.tiny().model.state_dict()
 L, H, K, C = config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim
 print(f"{L} layers, {H} query heads, {K} key and value heads of {C} numbers")
-for name in (
-    "self_attn.qkv_proj",
-    "self_attn.o_proj",
-    "mlp.gate_up_proj",
-    "mlp.down_proj",
-):
+for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj"):
     print(f"{name:18}", list(weights[f"layers.0.{name}.weight"].shape))
 
 # %% [markdown]
@@ -146,9 +149,8 @@ x = torch.randn(6, config.hidden_size)
 print("alone as in company:", torch.allclose(mlp(x[2:3], 0), mlp(x, 0)[2:3], atol=1e-5))
 
 # %% [markdown]
-# None does. A token's row never looks at another row: it may as well be computed
-# alone. Only attention mixes tokens, and all it wants of the others is their keys and
-# values. Those of an earlier token do not change when a later one comes, because no
+# None does: a token may as well be computed alone. Only attention mixes tokens, and all
+# it wants of the others is their keys and values. Those of an earlier token do not change when a later one comes, because no
 # token looks ahead. **So keys and values are what must be kept**: of each layer, each
 # key head, each token. We give them room in advance. Look at what the room holds
 # before anything is written.
@@ -168,13 +170,11 @@ room = Cache(capacity=8)
 print("all NaN:", bool(room.keys.isnan().all()), "numbers a token:", 2 * L * K * C)
 
 # %% [markdown]
-# NaN on purpose: whoever reads a place that nobody wrote spoils the result, and
-# notices. A token takes 768 numbers.
+# NaN on purpose: whoever reads a place that nobody wrote will notice.
 #
-# Two things in attention depend on where a chunk begins, its *offset*: the rotation of
-# queries and keys, and the mask. You write both in exercises 2.1 to 2.3, so here they
-# come from the engine, and the sections below take them apart. Look for the one line
-# that knows the offset.
+# Two things in attention depend on where the new tokens begin, their *offset*: the
+# rotation of queries and keys, and the mask. You write both in exercises 2.1 to 2.3; here
+# they come from the engine. Look for the line that knows the offset.
 
 # %% tags=["claim"]
 from minifer.execution.attention import chunk_attention
@@ -225,23 +225,20 @@ def logits_of(hidden):
 
 ids = example.tiny().tokenizer.encode(example.TRIO["A"][0])
 cache = Cache(32)
-print(
-    "logits", list(logits_of(forward(ids, cache)).shape), "in the cache:", cache.length
-)
+print("logits", list(logits_of(forward(ids, cache)).shape), "cached:", cache.length)
 
 # %% [markdown]
-# Twenty rows of logits for A's twenty tokens. Are they right? The truth may not come
-# from our code or the engine's: it is the same model written once more in float64,
-# from the formulas, without a cache
-# ([exact.py](../minifer/course/exact.py)). Three float32 results stand against it:
-# ours, the engine's steps, and the engine's slow twin. Look for errors that are
-# rounding (float32 carries 7 digits) and no more.
+# Twenty rows of scores, *logits*, for A's twenty tokens. Are they right? The truth may
+# not come from our code or the engine's: it is the model written once more in float64,
+# from the formulas ([exact.py](../minifer/course/exact.py)). Three float32 results stand
+# against it: ours, the engine's steps, and the engine's slow twin. Look for errors that
+# are rounding (float32 carries 7 digits) and no more.
 
 # %% tags=["claim"]
 from minifer.course.exact import exact_logits
 from minifer.execution.reference import reference_logits
 
-run, alone = example.run(), example.run({"A": example.TRIO["A"]})
+alone = example.run({"A": example.TRIO["A"]})
 text = ids + run.tokens("A")  # 20 given, 12 drawn
 exact = exact_logits(example.tiny().model, text)
 
@@ -257,8 +254,7 @@ print("twin  ", agrees(reference_logits(example.tiny().model, text), slice(0, 32
 print("engine", agrees(torch.cat([logits for _, logits in alone.steps]), slice(19, 31)))
 
 # %% [markdown]
-# All three agree with float64, at every position they computed. From here on the
-# question "is it right?" has one answer: `agrees`.
+# All three agree with float64, at every position they computed.
 #
 # ## Which keys may a new token see?
 #
@@ -269,13 +265,14 @@ print("engine", agrees(torch.cat([logits for _, logits in alone.steps]), slice(1
 # chunk, then look.
 
 # %% tags=["picture"]
-figure = pictures.draw_chunks([[8], [5, 3], [1] * 8], title="Each query sees the same")
+ways = [[8], [5, 3], [1] * 8]
+figure = pictures.draw_chunks(ways, title="Each query sees the same keys")
 show(figure, alt=pictures.ALT["chunks"])
 
 # %% [markdown]
 # Row by row the coloured keys are the same; only their source differs. A chunk of one
-# token needs no mask at all: *decode is the last row of the triangle*. In numbers:
-# look at the rows of the second chunk, then at every way to cut A's 20 tokens in two.
+# token needs no mask at all: *decode is the last row of the triangle*. Look at the rows
+# of the second chunk, then at every way to cut A's 20 tokens in two.
 
 # %% tags=["claim"]
 from minifer.execution.attention import causal_mask
@@ -298,9 +295,8 @@ print(len(cuts), "cuts in two, all right:", all(cuts))
 print("token by token:", agrees(in_chunks([1] * 20), slice(0, 20)))
 
 # %% [markdown]
-# One chunk, two chunks, twenty chunks: the same logits at every position. The engine
-# makes the same claim about its budget. Look at the steps, which differ, and at the
-# answers.
+# One chunk, two, twenty: the same logits at every position. The engine claims the same
+# of its budget. Look at the passes, which differ, and at the answers.
 
 # %% tags=["claim"]
 for budget in (20, 16, 7, 1):
@@ -366,9 +362,7 @@ print("a 1 in the first pair, turned to position 2:", round(float(first[0, 0, 0]
 # two. Look at where the partner of dimension 1 sits.
 
 # %% tags=["picture"]
-figure = pictures.draw_pairs(
-    8, title="One rotation, two conventions: who is the partner?"
-)
+figure = pictures.draw_pairs(8, title="One rotation, two conventions")
 show(figure, alt=pictures.ALT["pairs"])
 
 # %% [markdown]
@@ -390,9 +384,9 @@ def from_zero(heads, positions):
 print_wrong(turn=from_zero)
 
 # %% [markdown]
-# Again one chunk is right and everything after the first chunk is wrong: to the
-# second chunk the first one lies at the wrong distance. Both mistakes share a lesson.
-# *Prefill alone proves nothing; test the seam.*
+# Again one chunk is right and everything after the first one is wrong: it looks back
+# over the wrong distance. Both mistakes share a lesson. *Prefill alone proves nothing;
+# test the seam.*
 #
 # ## Is it the same text?
 #
@@ -443,24 +437,31 @@ for generate in (generate_naive, generate_cached):
     costs = [step_cost(config, [one]) for one in passes]
     equal = counted == sum(cost[op].flops for cost in costs for op in products)
     flops = data.total_flops(config, passes) / 1e6
-    print(
-        f"{work(passes)[0]:3} tokens, {flops:5.1f} MFLOP; products as counted: {equal}"
-    )
+    print(f"{work(passes)[0]:3} tokens, {flops:5.1f} MFLOP; as counted: {equal}")
 
 # %% [markdown]
 # 20 + 21 + … + 31 = 306 tokens against 20 + 11 = 31, and equal to the last product.
 #
-# The engine goes through the same steps with other means: its cache is cut into
-# blocks, so a slice `[:end]` becomes a list of *slots*
-# ([attention.py](../minifer/execution/attention.py)); many requests share one pass;
-# all single queries of a step run as one batch; and the head is applied only to rows
-# that somebody will sample from.
+# The engine does the same with other means: its cache is cut into blocks, so a slice
+# `[:end]` becomes a list of *slots*
+# ([attention.py](../minifer/execution/attention.py)); many requests share a pass, all
+# their single queries run as one batch, and only rows to sample from get logits. This is
+# the function we borrowed. Look for the case in which it needs no mask of its own.
+
+# %% tags=["measure"]
+from minifer.course.source import show_source
+
+show_source(chunk_attention)
+
+# %% [markdown]
+# T = S, a prompt from its first token: the library's square mask is right there, and
+# nowhere else.
 #
 # ## Why do we call it two machines?
 #
 # `forward` does not know whether it prefills or decodes. The hardware does. This is
-# the run of A, B and C, drawn from the engine's events: above, what each step
-# computes; below, what it must move. Look at steps 1 and 13.
+# the run of A, B and C, from the engine's events: above, what each step computes;
+# below, what it must move. Look at steps 1 and 13.
 
 # %% tags=["picture"]
 title = "Prefill does the arithmetic, decode the reading"
@@ -468,8 +469,7 @@ show(pictures.draw_work(config, run.events, title=title), alt=pictures.ALT["work
 
 # %% [markdown]
 # The traffic hardly changes: a step reads every weight once, for 16 tokens or for one.
-# The arithmetic drops to a sixteenth. So prefill is limited by arithmetic and decode
-# by memory, as soon as a chip can do more FLOPs than one for each byte it reads.
+# The arithmetic drops to a sixteenth.
 #
 # The same for a model and a chip of today: Llama 3.1 8B
 # ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783), table 3) in bfloat16 on an
@@ -517,9 +517,7 @@ for name, (arrival, times) in data.token_times(run.events).items():
     engine = run.outputs[name].metrics
     ttft, tpot = times[0] - arrival, (times[-1] - times[0]) / (len(times) - 1)
     same = abs(engine.ttft - ttft) + abs(engine.tpot - tpot) < 1e-9
-    print(
-        f"{name}: TTFT {ttft * 1e3:.0f} ms, TPOT {tpot * 1e3:.0f} ms, engine's: {same}"
-    )
+    print(f"{name}: TTFT {ttft * 1e3:.0f} ms, TPOT {tpot * 1e3:.0f} ms, same: {same}")
 
 # %% [markdown]
 # Everybody decodes at the same pace; they differ in the wait. Each user gets 1 token a
@@ -544,7 +542,7 @@ show(figure, alt=pictures.ALT["ticks"])
 for budget, events in ((1024, stalled), (64, data.late_prompt(64))):
     itl = torch.tensor(data.token_times(events)["A"][1]).diff() * 1e3
     print(
-        f"budget {budget:4}: A's TPOT {itl.mean():.1f} ms, largest {itl.max():.1f} ms"
+        f"budget {budget:4}: TPOT {itl.mean():.1f} ms, largest ITL {itl.max():.1f} ms"
     )
 
 # %% [markdown]
@@ -558,16 +556,16 @@ for budget, events in ((1024, stalled), (64, data.late_prompt(64))):
 # Prediction first. A floor: every operation takes at least as long as its FLOPs or its
 # bytes do, at rates measured on *this* machine. On top comes a fixed price a pass, for
 # Python and a hundred small calls, taken from a pass over one token. Nothing else is
-# fitted. How much more arithmetic has the 96th pass than the second?
+# fitted. How much more arithmetic has the 64th pass than the second?
 
 # %% tags=["claim"]
 for way in (False, True):
-    passes = data.generation_passes(20, 96, cached=way)
+    passes = data.generation_passes(20, 64, cached=way)
     flops = [step_cost(config, [one]).total().flops for one in passes]
     print(f"cached: {way!s:5} last pass over the second: {flops[-1] / flops[1]:.2f}")
 
 # %% [markdown]
-# Almost six times without a cache. Now the clock: our own `forward`, the best of three
+# Four times without a cache. Now the clock: our own `forward`, the best of three
 # runs of each pass. To forget everything, it is enough to set the cache's length to 0.
 
 # %% tags=["measure"]
@@ -580,7 +578,7 @@ def one_pass(query, context):
     return logits_of(forward(tokens[cache.length : context], cache)[-1:]).argmax()
 
 
-times = data.compare_times(config, one_pass, prompt=len(ids), output=96)
+times = data.compare_times(config, one_pass, prompt=len(ids), output=64)
 print(times.summary())
 
 # %% [markdown]
@@ -600,12 +598,12 @@ show(figure, alt=pictures.ALT["passes"])
 # say that the processor did not reach the rate of a large square product, least of all
 # in attention. A point below its floor would be a mistake in the model of cost.
 #
-# Summed up: the time to generate n tokens, for n from 1 to 96. Look at the left end.
+# Summed up: the time to generate n tokens. Look at the left end.
 
 # %% tags=["picture"]
 title = "The cache earns nothing on the first token, and more with each further one"
 x, y = "tokens wanted", "time of the generation (ms)"
-totals = [one.totals([1, 2, 4, 8, 16, 32, 64, 96]) for one in times.series]
+totals = [one.totals([1, 2, 4, 8, 16, 32, 64]) for one in times.series]
 figure = pictures.draw_times(totals, title=title, x=x, y=y, log=True)
 show(figure, alt=pictures.ALT["totals"])
 
@@ -627,8 +625,7 @@ for n in (1, 2, 12, 96):
     print(f"{n:6} {naive / cached:25.2f} {2 * 32 * 8 * 128 * 2 * (1000 + n - 1):15,}")
 
 # %% [markdown]
-# Ratio 1.00, and 131 MB kept for nobody. From the second token on the cache wins in
-# arithmetic and never stops.
+# Ratio 1.00, and 131 MB kept for nobody. From the second token on the cache wins.
 #
 # **In memory.** A token of this model keeps 2 (key and value) · 32 layers · 8 heads ·
 # 128 numbers · 2 bytes. Every user's tokens are their own, so memory, not arithmetic,
