@@ -86,7 +86,7 @@ class TimedEngine:
         self._num_requests = 0
         self.engine = engine_for(loaded, sinks=[self._sink], **options)
         self._runner = self.engine.runner
-        self.engine.runner = self  # type: ignore[assignment]
+        self.engine.runner = self
 
     def forward(self, step: Any) -> Any:
         """Stands before the engine's runner."""

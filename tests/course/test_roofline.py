@@ -8,6 +8,7 @@ import pytest
 
 from minifer import ModelConfig
 from minifer.course import example
+from minifer.course.pictures import electricity
 from minifer.course.pictures.roofline import (
     attainable,
     batch_rows,
@@ -18,6 +19,7 @@ from minifer.course.pictures.roofline import (
     operation_points,
     powers_of_two,
     roofline,
+    step_alt,
     step_bars,
     step_points,
     step_view,
@@ -127,3 +129,34 @@ def test_everything_can_be_drawn() -> None:
     assert len(step_bars(run, title="t").axes[0].patches) == len(run)
     title = step_view(LLAMA_8B, H100)(64, 1024).axes[0].get_title(loc="left")
     assert "64 × 1,024 tokens: 7.0 ms a step" in title
+
+
+def test_the_lectures_curves_end_where_memory_does() -> None:
+    curves = electricity.throughput(electricity.LLAMA_8B, H100)
+    assert {context: batches[-1] for context, (batches, _) in curves.items()} == {
+        1024: 256,
+        8192: 32,
+        32_768: 8,
+    }
+    for batches, rates in curves.values():
+        assert batches == powers_of_two(1, batches[-1]) and rates == sorted(rates)
+
+
+def test_the_lectures_figures_hold_what_their_alt_texts_say() -> None:
+    labels = [t.get_text() for t in electricity.draw_products(LLAMA_8B, H100).axes[0].texts]
+    assert {"1 row", "256 rows", "4096 rows"} <= set(labels)
+    drawn = electricity.draw_intensity(LLAMA_8B, H100).axes[0].lines
+    product, prompt, decode = (list(line.get_ydata()) for line in drawn[:3])
+    assert product[-1] > prompt[-1] > H100.ridge_point > max(product[0], prompt[0])
+    assert max(decode) < 4 < 1.01 * min(decode)
+    rates = {size: 1e9 / size for size in electricity.CACHE_MIB}
+    axes = electricity.draw_caches(rates, {"tiny": example.tiny().config}).axes[0]
+    assert list(axes.lines[0].get_xdata()) == list(electricity.CACHE_MIB)
+    assert axes.lines[1].get_xdata()[0] == pytest.approx(5.28, abs=0.01)
+    assert len(electricity.draw_throughput({8: ([1, 2], [3.0, 4.0])}).axes[0].lines) == 1
+
+
+def test_the_widgets_words_say_what_it_draws() -> None:
+    words = step_alt(LLAMA_8B, H100, 1024, 8192)
+    assert "does NOT fit one chip" in words and "1024 × 8,192 tokens" in words
+    assert "fits" in step_alt(LLAMA_8B, H100, 1, 1024)

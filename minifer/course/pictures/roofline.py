@@ -155,7 +155,10 @@ def roofline(
     axes = figure.subplots()
     draw_roof(axes, device, points, measured, labels or {})
     label_axes(axes, title=title, x="arithmetic intensity (FLOPs a byte)", y="FLOP/s")
-    axes.legend(fontsize=9, frameon=False, loc="lower right")
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(fontsize=9, frameon=False, loc="lower right")
+    elif (legend := axes.get_legend()) is not None:
+        legend.remove()
     return figure
 
 
@@ -282,14 +285,17 @@ def lines(
     y: str,
     log: str = "xy",
     marks: Mapping[float, str] | None = None,
+    levels: Mapping[float, str] | None = None,
 ) -> Figure:
-    """Curves by name, in the book's series. log: axes on a log scale. marks: vertical lines."""
+    """Curves by name, in the book's series. log: axes on a log scale. marks, levels: vertical and
+    horizontal lines, and what is written at them."""
     figure = new_figure(7.2, 4.0)
     axes = figure.subplots()
     for (name, (xs, ys)), (colour, marker, line) in zip(series.items(), SERIES, strict=False):
         axes.plot(xs, ys, color=colour, marker=marker, linestyle=line, markersize=5, label=name)
     if "x" in log:
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if "y" in log:
         axes.set_yscale("log")
     for at, text in (marks or {}).items():
@@ -303,6 +309,16 @@ def lines(
             fontsize=9,
             rotation=90,
             va="bottom",
+        )
+    for at, text in (levels or {}).items():
+        axes.axhline(at, color="black", linewidth=1, linestyle=":")
+        axes.annotate(
+            text,
+            (0.01, at),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=9,
         )
     label_axes(axes, title=title, x=x, y=y)
     return figure
@@ -340,36 +356,60 @@ def step_view(config: ModelConfig, device: Device) -> Any:
 
     def view(batch: int, context: int) -> Figure:
         cost = decode_cost(config, batch, context)
-        total = cost.total()
         (row,) = batch_rows(config, device, [batch], context)
+        parts = (("gate_up", "prefill"), ("attention_scores", "cached"))
         points = [
             Point("step", row.intensity, attainable(device, row.intensity), "decode"),
             *(
                 Point(name, cost[name].intensity, attainable(device, cost[name].intensity), kind)
-                for name, kind in (("gate_up", "prefill"), ("attention_scores", "cached"))
+                for name, kind in parts
             ),
         ]
-        fit = "fits" if row.fits else "does NOT fit one chip"
-        share = total.kv_bytes / (total.kv_bytes + total.weight_bytes)
         figure = new_figure(7.2, 4.2)
         axes = figure.subplots()
-        names = {"step": "whole step", "gate_up": "MLP product", "attention_scores": "attention"}
-        draw_roof(axes, device, points, (), names)
+        draw_roof(axes, device, points, (), {})
+        names = (("whole step", (-8, 8), "right"), ("MLP product", (8, -14), "left"))
+        for point, (name, shift, side) in zip(
+            points, (*names, ("attention", (8, -14), "left")), strict=True
+        ):
+            where = (point.intensity, point.rate)
+            axes.annotate(
+                name, where, xytext=shift, textcoords="offset points", fontsize=9, ha=side
+            )
         label_axes(
             axes,
-            title=f"{batch} × {context:,} tokens: {row.seconds * 1e3:.1f} ms a step, "
-            f"{row.tokens_per_second:,.0f} tokens/s, {row.joules_per_token:.2g} J/token\n"
-            f"{share:.0%} of the bytes are KV; {fit}",
+            title=_step_title(config, device, batch, context),
             x="arithmetic intensity (FLOPs a byte)",
             y="FLOP/s",
         )
-        if axes.get_legend() is not None:
-            axes.get_legend().remove()
+        if (legend := axes.get_legend()) is not None:
+            legend.remove()
         axes.set_xlim(0.3, 3000)
         axes.set_ylim(device.memory_bandwidth / 4, device.peak_flops * 2)
         return figure
 
     return view
+
+
+def _step_title(config: ModelConfig, device: Device, batch: int, context: int) -> str:
+    total = decode_cost(config, batch, context).total()
+    (row,) = batch_rows(config, device, [batch], context)
+    fit = "fits" if row.fits else "does NOT fit one chip"
+    share = total.kv_bytes / (total.kv_bytes + total.weight_bytes)
+    return (
+        f"{batch} × {context:,} tokens: {row.seconds * 1e3:.1f} ms a step, "
+        f"{row.tokens_per_second:,.0f} tokens/s, {row.joules_per_token:.2g} J/token\n"
+        f"{share:.0%} of the bytes are KV; {fit}"
+    )
+
+
+def step_alt(config: ModelConfig, device: Device, batch: int, context: int) -> str:
+    """What `step_view` shows, in words."""
+    (row,) = batch_rows(config, device, [batch], context)
+    return (
+        f"Roofline of {device.name} with one decode step, {row.intensity:.1f} FLOPs a byte. "
+        + _step_title(config, device, batch, context).replace("\n", "; ")
+    )
 
 
 def powers_of_two(first: int, last: int) -> list[int]:
