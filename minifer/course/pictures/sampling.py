@@ -202,7 +202,7 @@ def chi_square(counts: Sequence[int], probabilities: Sequence[float]) -> float:
 
 
 def chi_square_limit(degrees: int) -> float:
-    """What right draws exceed once in a million times (Wilson and Hilferty, 1931)."""
+    """What right draws exceed less than once in a million times (Wilson and Hilferty, 1931)."""
     a = 2 / (9 * degrees)
     return degrees * (1 - a + 4.7534 * a**0.5) ** 3
 
