@@ -442,20 +442,18 @@ for generate in (generate_naive, generate_cached):
 # %% [markdown]
 # 20 + 21 + … + 31 = 306 tokens against 20 + 11 = 31, and equal to the last product.
 #
-# The engine does the same with other means: its cache is cut into blocks, so a slice
-# `[:end]` becomes a list of *slots*
-# ([attention.py](../minifer/execution/attention.py)); many requests share a pass, all
-# their single queries run as one batch, and only rows to sample from get logits. This is
-# the function we borrowed. Look for the case in which it needs no mask of its own.
+# The engine's layer does the same. Unfold it, and look what became of `start`.
 
 # %% tags=["measure"]
 from minifer.course.source import show_source
+from minifer.models.transformer import Attention
 
-show_source(chunk_attention)
+show_source(Attention.forward)
 
 # %% [markdown]
-# T = S, a prompt from its first token: the library's square mask is right there, and
-# nowhere else.
+# It is gone. Many requests share a pass, each with an offset of its own, so positions
+# come as `cos` and `sin`, one row a token, and the places in the cache as *slots* in
+# `batch`: the slice `[:end]` has become a list, for the cache is cut into blocks.
 #
 # ## Why do we call it two machines?
 #
@@ -628,8 +626,7 @@ for n in (1, 2, 12, 96):
 # Ratio 1.00, and 131 MB kept for nobody. From the second token on the cache wins.
 #
 # **In memory.** A token of this model keeps 2 (key and value) · 32 layers · 8 heads ·
-# 128 numbers · 2 bytes. Every user's tokens are their own, so memory, not arithmetic,
-# decides how many fit. **Guess** how many users with 8,000 tokens fit beside the
+# 128 numbers · 2 bytes. **Guess** how many users with 8,000 tokens fit beside the
 # weights on a chip of 80 GB.
 
 # %% tags=["claim"]
@@ -643,8 +640,8 @@ read = step_cost(llama, [(1, 8000)]).total().weight_bytes
 print(f"a decode reads more cache than weights from {read / per_token:,.0f} tokens on")
 
 # %% [markdown]
-# Sixty, however fast the chip. And with a long context the cache is no longer a
-# thin layer on the weights: each step reads all of it. So blocks must be packed tightly
+# Sixty, however fast the chip. And a long context is no longer a thin layer on the
+# weights: each step reads all of it. So blocks must be packed tightly
 # ([L04](L04_paged_kv.ipynb)), shared where beginnings are equal and moved to slower
 # memory when idle ([L05](L05_prefix_and_tiers.ipynb)).
 #
