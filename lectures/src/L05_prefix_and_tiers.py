@@ -29,9 +29,11 @@
 # %% tags=["claim"]
 try:
     from minifer.course import begin, example, explore, show
+    from minifer.course.pictures import prefix_tiers as tiers
+    from minifer.course.pictures import prefix_tiers_views as views
 except ImportError as error:
-    remedy = 'minifer is missing: run  pip install "minifer[course]"  or, in a clone,  pip install -e ".[course]"'
-    raise ImportError(remedy) from error
+    remedy = 'minifer is missing: run  pip install "minifer[course]"  or, in a clone,'
+    raise ImportError(remedy + '  pip install -e ".[course]"') from error
 begin("L05")
 
 # %% [markdown]
@@ -43,12 +45,10 @@ begin("L05")
 # token of this model is a byte.
 #
 # A's prompt is `The import statement`, 20 tokens; B's is `The import statement executes`.
-# Write down how many tokens B will find. Then look at the columns.
+# Write down how many tokens B will find. Then look at the last column.
 
 # %% tags=["claim"]
-from minifer.course.pictures.prefix_tiers import serve_visits, tree_data
-
-roomy = serve_visits(num_kv_blocks=64, prefix_index="radix")
+roomy = tiers.serve_visits(num_kv_blocks=64, prefix_index="radix")
 for visit in roomy.visits:
     found = visit.found["device"]
     print(f"{visit.name:8} {visit.num_prompt_tokens:3} prompt tokens, {found:2} found")
@@ -57,29 +57,25 @@ print(f"in all {stats.num_hits} of {stats.num_queries} = {stats.hit_rate:.0%}")
 
 # %% [markdown]
 # B shares 20 tokens with A and finds 16: two full blocks. `chat 2` finds 24 of the 32
-# tokens that were there before, answer included; the last token drawn was never computed,
-# so the fourth block was not full. `C again` and `A again` find what they left. The
-# **hit rate** is the share of prompt tokens that are found.
+# tokens of the first turn, answer included; the last token drawn was never computed, so
+# the fourth block was not full. The **hit rate** is the share of prompt tokens found.
 #
 # In the picture each box is a block. Look for the place where two requests part.
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefix_tiers_views import tree_figure
-
-tree = tree_data(roomy.engine.kv.pool.index, roomy.events)
-show(
-    tree_figure(tree, title="Prompts form a tree: what they share is stored once"),
-    alt="Tree of 13 blocks in four rows. A's blocks 0 and 1 are found by B and by A again; "
-    "behind them the tree forks into A's block 2 and B's blocks 2 and 3. C's two blocks "
-    "are found by C again. The first three of six blocks of the chat are found by chat 2.",
+tree = tiers.tree_data(roomy.engine.kv.pool.index, roomy.events)
+figure = views.tree_figure(tree, title="Prompts form a tree")
+alt = (
+    "Four rows of blocks. B and A again find A's blocks 0 and 1, behind which A and B "
 )
+show(figure, alt=alt + "fork; C again finds two of C, chat 2 three of the chat.")
 
 # %% [markdown]
 # A and B part *inside* block 2: `ment is ` and `ment exe`. The four letters they share
-# there are computed twice. This is the price of blocks, at most P - 1 tokens a request.
+# there are computed twice: the price of blocks, at most P - 1 tokens a request.
 #
-# Here is one token of B's shared part in the microscope, in the run of all three
-# together. (The engine's own lines are shown, so nothing is compared.)
+# Here is one token of B's shared part in the microscope. Look for its forward pass.
+# (Shows the engine's own lines, so nothing is compared.)
 
 # %% tags=["measure"]
 from minifer.course.microscope import microscope
@@ -87,133 +83,93 @@ from minifer.course.microscope import microscope
 microscope(example.run(), "B", position=3)
 
 # %% [markdown]
-# No step computes the token: a hit stands where the others have a forward pass.
+# There is none: a hit stands in its place.
 #
 # ## When are two blocks the same?
 #
 # Take two prompts, `Red car is fast and` and `Old dog is fast and`. Their second blocks
-# hold the same eight letters, `is fast `, in the same places 8 to 15. May they share a
-# block? We compute both and compare what lies in the cache. Before you look: in which of
-# the four layers do keys and values differ?
+# hold the same eight letters, `is fast `, in the same places. May they share a block? We
+# compute both and compare. Before you look: in which of the four layers do keys and
+# values differ?
 
 # %% tags=["claim"]
-import torch
-
-from minifer.course.pictures.prefix_tiers import open_engine, serve_one
-
-
-def second_block(text):
-    """Keys and values of tokens 8 to 15: [layers, P, heads, C] each."""
-    engine, _ = open_engine(enable_prefix_caching=False)
-    serve_one(engine, "x", text, 1)
-    storage = engine.runner.kv
-    return [
-        torch.stack([t[1] for t in both]) for both in (storage.keys, storage.values)
-    ]
-
-
-red, old = second_block("Red car is fast and"), second_block("Old dog is fast and")
-apart = [
-    (a - b).abs().amax(dim=(1, 2, 3)).tolist() for a, b in zip(red, old, strict=True)
-]
-for name, layers in zip(("keys", "values"), apart, strict=True):
-    print(f"{name:6} differ in layer 0: {layers[0] > 1e-6}, after it by more than")
-    print(f"       {min(layers[1:]):.0f} in every layer")
+apart = tiers.block_differences("Red car is fast and", "Old dog is fast and")
+for name, layers in apart.items():
+    print(
+        f"{name:6} differ in layers", [i for i in range(4) if layers[i] > 0.1], end=", "
+    )
+    print("agree in", [i for i in range(4) if layers[i] < 1e-6])
 
 # %% [markdown]
 # In layer 0 a key depends on its token and its position alone. From layer 1 on it depends
 # on what attention has mixed in: on **every token before it**.
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefix_tiers_views import difference_figure
-
-show(
-    difference_figure(
-        *apart, title="Equal tokens, other beginning: only layer 0 agrees"
-    ),
-    alt="Bars of the largest difference of keys and values of the block 'is fast ' after "
-    "two beginnings: none in layer 0, more than one in layers 1, 2 and 3.",
-)
+title = "Equal tokens, other beginning: only layer 0 agrees"
+alt = "Bars: keys and values of the block 'is fast ' after two beginnings differ by "
+alt += "nothing in layer 0, by more than one in layers 1, 2 and 3."
+show(views.difference_figure(*apart.values(), title=title), alt=alt)
 
 # %% [markdown]
-# So a block may be shared if its tokens *and all tokens before it* are the same. The
-# position needs no extra care: with everything before it, it is the same, too.
+# So a block may be shared if its tokens *and all tokens before it* are the same. (Then
+# its position is, too.)
 #
 # ## What may a block be called?
 #
-# We need a name for the content of a block: equal content, equal name, in every process.
-# That is called *content-addressed*. First the tempting mistake: name a block by its own
-# tokens. We put such an index into the engine in place of its own. An index has three
-# methods; look at `match`, which finds blocks until the first that is missing.
+# Equal content, equal name, in every process: that is called *content-addressed*. First
+# the tempting mistake, to name a block by its own tokens. We put such an index into the
+# engine in place of its own. Look at `match`: it finds blocks until the first is missing.
 
 
 # %% tags=["claim"]
-class FlatIndex:
+from itertools import takewhile
+
+
+class FlatIndex(dict):
     """A wrong index: a block is known by its own tokens, whatever stands before it."""
 
-    def __init__(self):
-        self.blocks = {}
-
     def match(self, keys):
-        found = []
-        for key in keys:
-            if key.token_ids not in self.blocks:
-                break
-            found.append(self.blocks[key.token_ids])
-        return found
+        known = takewhile(lambda key: key.token_ids in self, keys)
+        return [self[key.token_ids] for key in known]
 
     def insert(self, key, block_id, previous):
-        return self.blocks.setdefault(key.token_ids, block_id) == block_id
+        return self.setdefault(key.token_ids, block_id) == block_id
 
     def remove(self, key, block_id):
-        return [self.blocks.pop(key.token_ids)]
+        return [self.pop(key.token_ids)]
 
 
 # %% [markdown]
-# Two prompts go first, `Red car is fast and` and `Old dog sleeps a lot`. Then comes
-# `Old dog is fast and`. Its first block is truly there, from the second prompt. Its
-# second block is `is fast `, and there is one: computed after `Red car `. Look at what
-# is found, and whether the model's scores are right.
+# Two prompts go first, then `Old dog is fast and`. Its first block is truly there, from
+# the second prompt. Of its second, `is fast `, there is one, too: computed after
+# `Red car `. Look at what is found, and whether the model's scores are right.
 
 # %% tags=["claim"]
-BEFORE = ("Red car is fast and", "Old dog sleeps a lot")
-
-
-def served(index=None, caching=True):
-    """Tokens found, 24 tokens drawn, and the logits of the first."""
-    engine, _ = open_engine(num_kv_blocks=32, enable_prefix_caching=caching)
-    if index is not None:
-        engine.kv.pool.index = index
-    for text in BEFORE:
-        serve_one(engine, text, text, 1)
-    engine.runner = recorder = example.Recorder(engine.runner)
-    output = serve_one(engine, "x", "Old dog is fast and", 24)
-    first = next(logits for _, logits in recorder.steps if len(logits))
-    return output.num_cached_tokens, output.outputs[0], first
-
-
-truth, flat, chained = served(caching=False), served(FlatIndex()), served()
-for name, (found, _, logits) in {"own tokens": flat, "engine": chained}.items():
-    off = (logits - truth[2]).abs().max().item()
-    print(f"{name:10} found {found:2}, logits right: {off < 1e-3}")
+texts = "Red car is fast and", "Old dog sleeps a lot", "Old dog is fast and"
+truth = tiers.serve_last(texts, 24, enable_prefix_caching=False)
+flat, chained = (
+    tiers.serve_last(texts, 24, index=FlatIndex()),
+    tiers.serve_last(texts, 24),
+)
+for name, got in {"own tokens": flat, "engine": chained}.items():
+    right = bool((got.logits - truth.logits).abs().max() < 1e-3)
+    print(f"{name:10} found {got.num_found:2}, logits right: {right}")
 
 # %% [markdown]
 # Twice as many tokens found, and wrong scores. Would anybody notice? Read the two
 # texts. (Written by the model: not compared.)
 
 # %% tags=["measure"]
-for name, (_, output, logits) in {"truth": truth, "own tokens": flat}.items():
-    off = (logits - truth[2]).abs().max().item()
-    print(f"{name:10} {output.text!r}, logits off by {off:.2f}")
+print(f"truth      {truth.text!r}\nown tokens {flat.text!r}")
+print(f"logits off by {(flat.logits - truth.logits).abs().max():.2f}")
 
 # %% [markdown]
-# The sentences begin alike. A wrong hit does not crash: it shifts scores, and the text
-# drifts later, or not at all. Reports of such bugs come in months, not minutes, after
-# the release. So the name has to be right by construction.
+# The texts begin alike. A wrong hit does not crash: it shifts scores, and the text drifts
+# later, or not at all. So names have to be right by construction.
 #
-# The surest name of a block is its whole beginning: all tokens up to its end. It is also
-# long. For a prompt of n blocks it takes P·(1 + 2 + … + n) tokens to spell all names. The
-# **hash chain** has the same meaning in 32 bytes:
+# The surest name of a block is its whole *beginning*: all tokens up to its end. It is
+# long: for n blocks it takes P·(1 + 2 + … + n) tokens to spell all names. The **hash
+# chain** has the same meaning in 32 bytes:
 #
 # name(block i) = SHA-256( name(block i - 1), tokens of block i )
 #
@@ -223,67 +179,47 @@ for name, (_, output, logits) in {"truth": truth, "own tokens": flat}.items():
 # %% tags=["claim"]
 import random
 
-from minifer.course.pictures.prefix_tiers import keys_of
-
-P, blocks = 8, 1024 // 8
+P, n = 8, 1024 // 8
+print("tokens spelt:", P * sum(range(1, n + 1)), "or in a chain", P * n)
+prompts = tiers.random_prompts(random.Random(5), 300)
+pairs = tiers.names_of(prompts)
+names, beginnings = map(set, zip(*pairs, strict=True))
+one_each = len(pairs) == len(names) == len(beginnings)
 print(
-    "tokens spelt:",
-    sum(P * n for n in range(1, blocks + 1)),
-    "or in a chain",
-    P * blocks,
-)
-
-rng = random.Random(5)
-stems = [[rng.randrange(4) for _ in range(40)] for _ in range(6)]
-prompts = [rng.choice(stems)[: rng.randrange(41)] + [rng.randrange(4)] * rng.randrange(20)
-           for _ in range(300)]  # fmt: skip
-pairs = [
-    (key.digest, tuple(tokens[: (i + 1) * P]))
-    for tokens in prompts
-    for i, key in enumerate(keys_of(tokens))
-]
-names, beginnings = {n for n, _ in pairs}, {b for _, b in pairs}
-print(len(pairs), "blocks with", len(beginnings), "different beginnings")
-print(
-    "a name for each, and only one:", len(set(pairs)) == len(names) == len(beginnings)
+    f"{len(beginnings)} different beginnings; a name for each, and only one: {one_each}"
 )
 
 # %% [markdown]
-# One name a beginning. SHA-256 is slower than Python's `hash`, but nobody can construct
-# two inputs with one digest, and a stranger's prompt is exactly where one would try. The
-# engine still compares tokens on every hit: a name suggests, tokens decide.
+# One name a beginning. SHA-256 is slower than Python's `hash`, but nobody knows how to
+# make two inputs with one digest, and prompts come from strangers. The engine still
+# compares tokens on every hit: a name suggests, tokens decide.
 #
 # ## What else belongs into the name?
 #
 # Everything that shapes keys and values, or that decides who may see them. An *adapter*
 # (a small set of weights laid over the model's) gives other keys for the same tokens. A
-# *salt* is a word of the tenant's: with it, tenants share nothing, and none can find out
-# by the clock what another has asked. Look at the third row, and at the last line.
+# *salt* is a tenant's own word: with it, tenants share nothing, and none can find out by
+# the clock what another has asked. Look at the third row, and at the last.
 
 # %% tags=["claim"]
-from minifer import SamplingParams
 from minifer.kv.prefix_key import make_key
 
-engine, _ = open_engine(num_kv_blocks=32)
-greedy = SamplingParams(temperature=0, ignore_eos=True, max_tokens=2)
-for number, salt in enumerate(("red", "red", "blue", None)):
-    engine.add_request(str(number), example.TRIO["A"][0], greedy.with_(cache_salt=salt))
-    while engine.has_unfinished_requests:
-        outputs = engine.step()
-    print(f"A with salt {salt!s:5} finds {outputs[-1].num_cached_tokens}")
-kinds = [make_key(None, [1, 2], ((kind, "a"),)).digest for kind in ("salt", "adapter")]
-print('salt "a" and adapter "a" have one name:', kinds[0] == kinds[1])
+engine, _ = tiers.open_engine(num_kv_blocks=32)
+for salt in ("red", "red", "blue", None):
+    answer = tiers.serve_one(engine, "A", *example.TRIO["A"], cache_salt=salt)
+    print(f"A with salt {salt!s:5} finds {answer.num_cached_tokens}")
+names = {make_key(None, [1, 2], ((kind, "a"),)).digest for kind in ("salt", "adapter")}
+print('salt "a" and adapter "a" have', len(names), "names")
 
 # %% [markdown]
-# Red finds red's blocks and no others'. The *kind* is hashed as well as the value. An
-# engine that wrote both without their kind let an adapter's name imitate a tenant's salt
+# Red finds red's blocks only. The *kind* is hashed as well as the value: without it an
+# adapter's name could imitate a tenant's salt
 # ([vllm#44701](https://github.com/vllm-project/vllm/issues/44701)).
 #
 # ## How does a prompt find its beginning?
 #
-# We build the slow twin: a dictionary from *whole beginnings* to nothing. The look-up
-# walks from block to block and stops at the first miss. `range(P, len(tokens), P)` ends
-# before the last token. Why?
+# We build the slow twin, a set of whole beginnings. The look-up stops at the first miss.
+# `range(P, len(tokens), P)` leaves out a block that ends with the prompt. Why?
 
 
 # %% tags=["claim"]
@@ -294,27 +230,21 @@ def beginnings_of(tokens):
 
 def find(shelf, tokens):
     """How many leading beginnings of a prompt are on the shelf."""
-    found = 0
-    for beginning in beginnings_of(tokens):
-        if beginning not in shelf:
-            break
-        found += 1
-    return found
+    return len(list(takewhile(shelf.__contains__, beginnings_of(tokens))))
 
 
+long = list(range(40))
+engine, _ = tiers.open_engine(num_kv_blocks=32)
+tiers.serve_one(engine, "before", long, 1)
 for length in (15, 16, 17, 24, 25):
-    engine, _ = open_engine(num_kv_blocks=32)
-    tokens = list(range(length))
-    ours = find(set(beginnings_of(list(range(40)))), tokens) * P
-    serve_one(engine, "before", list(range(40)), 1)
-    theirs = serve_one(engine, "now", tokens, 1).num_cached_tokens
+    theirs = tiers.serve_one(engine, "now", long[:length], 1).num_cached_tokens
+    ours = find(set(beginnings_of(long)), long[:length]) * P
     print(f"{length} tokens, all seen before: we find {ours:2}, the engine {theirs:2}")
 
 # %% [markdown]
-# A prompt of 16 tokens finds 8, though all 16 are cached. Keys and values of its last
-# token exist, but to draw the next token the engine needs *logits*, and these are not
-# cached. At least one token is always left to compute; with whole blocks that makes the
-# last block.
+# A prompt of 16 tokens finds 8, though all 16 are cached. To draw the next token the engine
+# needs *logits*, and these are not cached. At least one token is always left to compute;
+# here that takes the whole last block.
 #
 # The engine has two indexes. `HashChainIndex` is a dictionary of names, as in vLLM. ★
 # `RadixIndex` is the tree of the first picture, as in SGLang: runs of blocks that nobody
@@ -322,33 +252,27 @@ for length in (15, 16, 17, 24, 25):
 # whether all three agree on the 300 prompts.
 
 # %% tags=["claim"]
-from minifer.course.pictures.prefix_tiers import replay
-
-shelf, ours = set(), []
 cut = [[*tokens, 0] for tokens in prompts]  # one token left over, whatever the length
+shelf, ours = set(), []
 for tokens in cut:
     ours.append(find(shelf, tokens))
     shelf.update(beginnings_of(tokens))
-keys = [keys_of(tokens[: (len(tokens) - 1) // P * P]) for tokens in cut]
+keys = [tiers.keys_of(tokens) for tokens in prompts]
 for index in ("hash", "radix"):
-    print(
-        f"{index:5} finds {sum(replay(keys, 2000, index))} blocks, as we do:", end=" "
-    )
-    print(replay(keys, 2000, index) == ours)
+    theirs = tiers.replay(keys, 2000, index)
+    print(f"{index:5} finds {sum(theirs)} blocks, prompt by prompt: {theirs == ours}")
 
 # %% [markdown]
 # Equal for every prompt. The dictionary is shorter to write; the tree knows which blocks
-# stand behind others, and a scheduler can ask it which waiting requests belong together.
-# Here is its look-up.
+# stand behind others. Look for the case of two prompts that part in the middle of a run.
 
 # %% tags=["measure"]
 from minifer.course.source import show_source
-from minifer.kv.radix_index import RadixIndex
 
-show_source(RadixIndex.match)
+show_source(type(roomy.engine.kv.pool.index).match)
 
 # %% [markdown]
-# `inside an edge` is the case of two prompts that part in the middle of a run.
+# It is the line with `inside an edge`.
 #
 # ## Who is evicted?
 #
@@ -358,28 +282,21 @@ show_source(RadixIndex.match)
 #
 # Do it by hand, with room for four blocks. A uses a0, a1, a2; then B uses b0; then C
 # needs two new blocks. If A's blocks count as used in the order a0, a1, a2, then a0 is the
-# oldest and goes first, then a1. And a2? It is there, but nobody can find it: look-up
-# begins at a0. So a prefix is *touched from its tail to its head*, and a2 goes first,
-# then a1: **leaves first**. Below, this is one word, `reversed`. Look at both sums.
+# oldest and goes first. Then a1 and a2 are there, but nobody can find them: look-up begins
+# at a0. So a prefix is *touched from its tail to its head*, and a2 goes first, then a1:
+# **leaves first**. Below, this is one word, `reversed`. Look at both sums.
+
 
 # %% tags=["claim"]
-from collections import OrderedDict
-
-
-def lru(prompts, capacity, order=reversed):
-    """Blocks that each prompt finds, with room for `capacity` beginnings."""
-    shelf, found = OrderedDict(), []
+def lru(prompts, room, order=reversed):
+    """Blocks that each prompt finds, with room for so many."""
+    shelf, found = {}, []  # a dictionary keeps the order in which names came in
     for tokens in prompts:
-        mine = beginnings_of(tokens)
         found.append(find(shelf, tokens))
-        for beginning in mine[: found[-1]]:
-            shelf.move_to_end(beginning)  # in use: out of the way of evictions
-        for beginning in mine[found[-1] :]:
-            if beginning not in shelf and len(shelf) == capacity:
-                shelf.popitem(last=False)
-            shelf[beginning] = None
-        for beginning in order(mine):
-            shelf.move_to_end(beginning)
+        for beginning in order(beginnings_of(tokens)):
+            shelf[beginning] = shelf.pop(beginning, None)  # now the most recent
+        while len(shelf) > room:
+            del shelf[next(iter(shelf))]
     return found
 
 
@@ -392,36 +309,26 @@ print(
 )
 
 # %% [markdown]
-# By hand, A finds one block again, or none. The engine never sorts a tree for this: it
-# frees a request's blocks from the tail to the head into one queue, and the queue's order
-# does the rest. Look whether our twin and both of the engine's indexes agree at every
-# size.
+# A finds one block again, or none. The engine sorts no tree for this: it frees a request's
+# blocks from tail to head into one queue, which is the LRU. Look whether the twin and both
+# of the engine's indexes agree.
 
 # %% tags=["claim"]
-for capacity in (8, 12, 20, 40, 80):
-    ours = lru(cut, capacity)
-    same = [replay(keys, capacity, index) == ours for index in ("hash", "radix")]
-    print(f"{capacity:2} blocks: {sum(ours):4} found, hash and radix agree: {same}")
+for size in (8, 12, 20, 40, 80):
+    ours = lru(cut, size)
+    same = [tiers.replay(keys, size, index) == ours for index in ("hash", "radix")]
+    print(f"{size:2} blocks: {sum(ours):4} found, hash and radix agree: {same}")
 
 # %% [markdown]
 # They do. One rule is missing in our twin: a block that a running request holds is
-# *pinned*, and never evicted. The engine takes such blocks out of the queue. We count its
-# evictions with room for 8 blocks, and how many hit a block in use.
+# *pinned*, and never evicted. The engine takes it out of the queue. Count its evictions
+# with room for 8 blocks, and those of a block in use.
 
 # %% tags=["claim"]
-from minifer.course.pictures.prefix_tiers import evictions
-
-narrow = serve_visits(num_kv_blocks=8)
-together = example.run(num_kv_blocks=9)
+narrow, together = tiers.serve_visits(num_kv_blocks=8), example.run(num_kv_blocks=8)
+print("visits: {} evicted, {} in use".format(*tiers.evictions(narrow.events)))
 print(
-    "one after the other: {} evicted, {} of them in use".format(
-        *evictions(narrow.events)
-    )
-)
-print(
-    "A, B, C together: {} evicted, {} of them in use".format(
-        *evictions(together.events)
-    )
+    "A, B, C together: {} evicted, {} in use".format(*tiers.evictions(together.events))
 )
 print(
     "found now:",
@@ -429,46 +336,38 @@ print(
 )
 
 # %% [markdown]
-# None in use. But `C again` and `A again` find nothing now: with 8 blocks, the chat has
-# pushed them out. Where could they have gone?
-#
-# First: how much room does one need?
+# None in use. But `C again` and `A again` find nothing now: the chat has pushed them out.
 #
 # ## How large must the cache be?
 #
 # Three *workloads* of 240 prompts of 12 blocks each. *shared*: 16 beginnings of 8 blocks,
-# the n-th used with weight 1/n, and an end of its own. *circle*: 12 documents, asked about
-# one after the other, round and round. *new*: nothing comes twice. With all 240 prompts
-# kept, shared finds 62 % and circle 95 %. Predict what circle finds with room for eleven
-# of its twelve documents, 132 blocks.
+# the n-th used with weight 1/n, and an end of its own. *circle*: 12 documents, one after
+# the other, round and round. *new*: nothing comes twice. With all 240 prompts kept, circle
+# finds 95 %. Predict what it finds with room for eleven of its twelve documents, 132 blocks.
 
 # %% tags=["claim"]
-from minifer.course.pictures.prefix_tiers import hit_rate, workload
-
-loads = {kind: workload(kind, random.Random(7)) for kind in ("shared", "circle", "new")}
-bounds = {kind: hit_rate(load, 2880) for kind, load in loads.items()}
-for kind, load in loads.items():
-    rates = [f"{hit_rate(load, size):4.0%}" for size in (32, 64, 132, 144, 512)]
+kinds = ("shared", "circle", "new")
+loads = {kind: tiers.workload(kind, random.Random(7)) for kind in kinds}
+bounds = {kind: tiers.hit_rate(loads[kind], 2880) for kind in kinds}
+for kind in kinds:
+    rates = [f"{tiers.hit_rate(loads[kind], n):4.0%}" for n in (32, 132, 138, 144, 512)]
     print(f"{kind:7}", *rates, f" nothing evicted {bounds[kind]:.0%}")
 
 # %% [markdown]
 # Nothing at all. LRU throws out the document that is needed next, every time: the classic
-# case in which it loses (Sleator and Tarjan, CACM 28(2), 1985). One block short of the
-# working set is as bad as none.
+# case in which it loses (Sleator and Tarjan, CACM 28(2), 1985). One document short is as bad
+# as no cache. From there on leaves-first softens the fall: 138 blocks keep half of each
+# document. Where is shared at those sizes?
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefix_tiers_views import hit_rate_figure
-
-sizes = (16, 24, 32, 48, 64, 96, 128, 132, 144, 192, 256, 384, 512)
-curves = {k: (sizes, [hit_rate(load, s) for s in sizes]) for k, load in loads.items()}
-show(
-    hit_rate_figure(
-        curves, bounds, title="Sharing pays early; a circle pays at once or not"
-    ),
-    alt="Share of blocks found against cache size from 16 to 512 blocks. shared rises "
-    "slowly towards its bound; circle is 0 up to 132 blocks and jumps to 95 % at 144; "
-    "new stays at 0.",
-)
+sizes = (16, 24, 32, 48, 64, 96, 128, 132, 138, 144, 192, 256, 384, 512)
+curves = {
+    kind: (sizes, [tiers.hit_rate(loads[kind], s) for s in sizes]) for kind in kinds
+}
+title = "Sharing pays early; a circle pays at once or not"
+alt = "Share of blocks found against cache size, 16 to 512 blocks: shared rises to its "
+alt += "bound; circle is 0 up to 132 blocks and 95 % from 144 on; new stays at 0."
+show(views.hit_rate_figure(curves, bounds, title=title), alt=alt)
 
 # %% [markdown]
 # What do real services see? Reported, not measured here:
@@ -476,19 +375,18 @@ show(
 # | where | found | source |
 # |---|---|---|
 # | DeepSeek's service, 24 hours | 56.3 % of 608 billion input tokens | [open-infra-index, day 6](https://github.com/deepseek-ai/open-infra-index), Feb 2025 |
-# | two workloads of Alibaba Cloud | 62 % and 54 % at best | [arXiv:2506.02634](https://arxiv.org/abs/2506.02634), ATC 2025 |
+# | two workloads of Alibaba Cloud | 62 % and 54 % | [arXiv:2506.02634](https://arxiv.org/abs/2506.02634), ATC 2025 |
 # | Kimi's conversations, published trace | 37 % of blocks at best | bound of the trace of [arXiv:2407.00079](https://arxiv.org/abs/2407.00079), FAST 2025 |
 #
-# In that last trace three of four blocks are used once. With room for 1,000 of its blocks
-# of 512 tokens LRU finds 4 %, with 30,000 it finds 33 % (replayed by us). Large caches
-# are worth having, and device memory is the dearest place for them.
+# In that trace LRU finds 4 % with room for 1,000 blocks of 512 tokens, and 33 % with room
+# for 30,000 (our replay). Large caches pay, and device memory is the dearest place for one.
 #
 # ## Where do evicted blocks go?
 #
-# Into slower memory. The engine keeps three *tiers*: the **device** (8 blocks here), main
+# Into slower memory. The engine has three *tiers*: the **device** (8 blocks here), main
 # memory, **DRAM** (9 blocks), and a folder on **disk**. After each step the blocks it
-# filled are copied to DRAM, and from there to disk in the background. A look-up asks the
-# device, then DRAM, then the disk, for one unbroken beginning. The same seven visits:
+# filled are copied to DRAM, and from there to disk in the background. A look-up asks all
+# three, in this order, for one unbroken beginning. Look who finds what where.
 
 # %% tags=["claim"]
 from pathlib import Path
@@ -496,7 +394,7 @@ from tempfile import TemporaryDirectory
 
 scratch = TemporaryDirectory()
 folder = Path(scratch.name) / "kv"
-tiered = serve_visits(folder=folder, dram_blocks=9)
+tiered = tiers.serve_visits(folder=folder, dram_blocks=9)
 print("         device  DRAM  disk")
 for visit in tiered.visits:
     print(f"{visit.name:8}" + "".join(f"{n:6}" for n in visit.found.values()))
@@ -508,22 +406,17 @@ print("tokens as with 64 blocks on the device:", all(same))
 # on disk: one prefix from two tiers. Look at the picture for the moment when DRAM is full.
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefix_tiers import occupancy_data
-from minifer.course.pictures.prefix_tiers_views import occupancy_figure
-
-columns = occupancy_data(tiered.events, dram_blocks=9)
+columns = tiers.occupancy_data(tiered.events, dram_blocks=9)
 title = "What leaves the device stays in DRAM, what leaves DRAM stays on disk"
-show(
-    occupancy_figure(columns, tiered.held, title=title),
-    alt="Blocks held over 72 steps in three rows. The device is used by one request at a "
-    "time and otherwise full of cached blocks. DRAM fills up to 9 blocks during the "
-    "first chat and stays full. The disk grows to 13 blocks. Hits: B and chat 2 on the "
-    "device, C again in DRAM, A again 8 tokens in DRAM and 8 on disk.",
+alt = (
+    "Blocks held over 72 steps. The device fills with cached blocks, DRAM up to 9, the "
 )
+alt += "disk up to 13. Found: B, chat 2 on the device, C again in DRAM, A again below."
+show(views.occupancy_figure(columns, tiered.held, title=title), alt=alt)
 
 # %% [markdown]
-# Device and hits are drawn from the engine's events, DRAM and disk from the tiers
-# themselves. DRAM can be had from events, too: it holds what came in, at most 9.
+# Device and hits are drawn from the engine's events, DRAM and disk from the tiers. Events
+# must give the same DRAM: what came in, at most 9. Look whether they do, in every step.
 
 # %% tags=["claim"]
 from_events = [column.dram for column in columns]
@@ -533,26 +426,15 @@ print(
 print("DRAM full from step", 1 + from_events.index(9), " on disk:", tiered.held[-1][1])
 
 # %% [markdown]
-# Move the slider from visit to visit. Each box is a block: `A0` is the first of A, D is
-# the chat. DRAM is drawn in the order of use, the least recent at the left. Watch A0
-# and A1 after the first chat: who goes first?
+# They do. Move the slider from visit to visit. `A0` is the first block of A, D is the chat.
+# DRAM is in the order of use. Watch A0 and A1 after `chat 2`: who went first?
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefix_tiers_views import found_words, shelves_figure
-
-by_name = {visit.name: visit for visit in tiered.visits}
-explore(
-    lambda visit: shelves_figure(by_name[visit], num_blocks=8, dram_blocks=9),
-    alt=lambda visit: (
-        f"Three rows of blocks, device, DRAM and disk, after {visit}. "
-        f"It found {found_words(by_name[visit])}."
-    ),
-    labels={"visit": "after the visit"},
-    visit=list(by_name),
-)
+view, alt, names = views.shelves_view(tiered, num_blocks=8, dram_blocks=9)
+explore(view, alt=alt, labels={"visit": "after the visit"}, visit=names)
 
 # %% [markdown]
-# A1 leaves DRAM before A0: leaves first, here too. The disk has room and keeps all 13.
+# A1 left DRAM before A0: leaves first, here too. The disk has room and keeps all 13.
 #
 # ## When is a hit in a slower tier worth it?
 #
@@ -567,16 +449,14 @@ explore(
 # to be.* The engine's rule, with these numbers:
 
 # %% tags=["claim"]
-from minifer.kv.tiers.break_even import BreakEven
+from minifer.kv.tiers.break_even import BreakEven, mooncake_break_even
 
-for disk_mb in (100, 20):
+for disk in (100, 20):
     rule = BreakEven(kv_bytes_per_token=3072)
     rule.prefill.observe(10_000, seconds=1.0)
-    rule.bandwidth["disk"].observe(disk_mb * 1e6, seconds=1.0)
+    rule.bandwidth["disk"].observe(disk * 1e6, seconds=1.0)
     verdict = "load" if rule.wins("disk", 512) else "recompute"
-    print(
-        f"B_min {rule.min_bandwidth / 1e6:.1f} MB/s, disk {disk_mb:3} MB/s: {verdict}"
-    )
+    print(f"B_min {rule.min_bandwidth / 1e6:.1f} MB/s, disk {disk:3} MB/s: {verdict}")
 
 # %% [markdown]
 # The engine measures both rates while it runs. What does it do when the tier is slower
@@ -584,46 +464,27 @@ for disk_mb in (100, 20):
 # the same folder. Look at the three counters.
 
 # %% tags=["claim"]
-engine, _ = open_engine(kv_disk_path=folder)
-rule = engine.kv.tiers.break_even
+engine, _ = tiers.open_engine(kv_disk_path=folder)
+rule, stats = engine.kv.tiers.break_even, engine.kv.tiers.stats
 rule.prefill.observe(10_000, seconds=1.0)
 rule.bandwidth["disk"].observe(1e3, seconds=1.0)
-answer = serve_one(engine, "A", example.TRIO["A"][0], 12)
-stats = engine.kv.tiers.stats
+answer = tiers.serve_one(engine, "A", *example.TRIO["A"])
 print("loaded:", stats.hits["disk"], " refused:", stats.refused["disk"], end="  ")
 print("same tokens:", tuple(answer.outputs[0].token_ids) == tiered.visits[0].tokens)
 engine.close()
 
 # %% [markdown]
-# 16 tokens were there, and computing them was faster: a cache may always say no. (Every
-# 32nd time it tries all the same, for a rate may be that of a bad moment.)
+# 16 tokens were there, and computing them was faster: a cache may always say no.
 #
 # Now large models. Mooncake (arXiv:2407.00079, equation 2) writes B_min with a model's
 # shape. Look whether we get the paper's 6 and 19 GB/s for a 70B model at 8,192 tokens, and
 # which links are fast enough.
 
 # %% tags=["claim"]
-from minifer.kv.tiers.break_even import mooncake_break_even
-
-LINKS = {
-    "PCIe 5 x16": 63.0,
-    "100 Gb/s net": 12.5,
-    "NVMe, PCIe 4 x4": 7.9,
-    "slow net": 0.5,
-}
-rows = {  # FLOP/s, D, query heads a KV head, bytes an element
-    "70B, 8 x A800": (8 * 312e12, 8192, 8, 2),
-    "70B, 8 x H800": (8 * 989e12, 8192, 8, 2),
-    "8B, H200 at half its peak": (989e12 / 2, 4096, 4, 2),
-    "SmolLM2-135M, a CPU of 100 GFLOP/s": (100e9, 576, 3, 4),
-}
-for name, (flops, width, group, size) in rows.items():
-    least = mooncake_break_even(flops, width, group, 8192, element_bytes=size) / 1e9
-    pays = [link for link, rate in LINKS.items() if rate > least]
-    print(
-        f"{name:35} B_min {least:6.2f} GB/s, pays: {len(pays)} of {len(LINKS)}",
-        pays[-1:],
-    )
+for name, (flops, width, group, size) in tiers.SYSTEMS.items():
+    least = mooncake_break_even(flops, width, group, 8192, element_bytes=size)
+    slowest = [link for link, rate in tiers.LINKS.items() if rate > least][-1]
+    print(f"{name:35} B_min {least / 1e9:5.2f} GB/s, slowest that pays: {slowest}")
 
 # %% [markdown]
 # The paper's numbers come out. (The links are limits: PCIe 5 moves 32 GT/s on 16 lanes,
@@ -631,110 +492,82 @@ for name, (flops, width, group, size) in rows.items():
 # against eight H800, and on a small CPU everything wins: **a demonstration on a laptop
 # overstates what a disk is worth.**
 #
-# And this machine? Predict first. Recomputing takes at least the FLOPs of a prefill over
-# the measured rate of a matrix product. Loading takes the bytes over the measured rate of
-# memory, or of reading one large file. Below, lines are predicted, points are measured;
-# the dotted line is a tier of 20 MB/s, modelled.
+# And this machine? Predict first: recomputing takes the FLOPs of a prefill over the rate of
+# a matrix product, loading takes bytes over the rate of memory, or of one large file; all
+# rates measured here. Look at the last two numbers: which belongs beside B_min?
 
 # %% tags=["measure"]
-from minifer.course.pictures.prefix_tiers import file_read_rate, time_reload
-from minifer.perf.costs import ElementBytes, prefill_cost
 from minifer.perf.limit import this_machine
 
-lengths, machine = (64, 128, 256, 512, 960), this_machine()
-times = time_reload(Path(scratch.name) / "timing", lengths)
-disk_rate, float32 = file_read_rate(scratch.name), ElementBytes(4.0, 4.0, 4.0)
-work = [
-    prefill_cost(example.tiny().config, n, element=float32).total() for n in lengths
-]
-predicted = {
-    "recompute": [machine.seconds(cost.flops, cost.bytes) for cost in work],
-    "from disk": [3072 * n / disk_rate for n in lengths],
-    "from DRAM": [
-        2 * 3072 * n / machine.memory_bandwidth for n in lengths
-    ],  # read, write
-    "a tier of 20 MB/s": [3072 * n / 20e6 for n in lengths],
-}
-speed = times.num_tokens[-1] / times.recompute[-1]
+lengths = (64, 128, 256, 512, 960)
+times = tiers.time_reload(Path(scratch.name) / "timing", lengths)
+large = tiers.file_read_rate(scratch.name)
+predicted = tiers.predict_reload(lengths, this_machine(), large, {"20 MB/s": 20e6})
+speed, files = 960 / times.recompute[-1], 3072 * 960 / times.disk[-1]
 print(f"prefill {speed:,.0f} tokens/s, so B_min is {3072 * speed / 1e6:.0f} MB/s")
-print(f"one large file: {disk_rate / 1e6:,.0f} MB/s", end=", ")
-print(f"block files: {3072 * lengths[-1] / times.disk[-1] / 1e6:,.0f} MB/s")
-assert times.recompute[-1] >= predicted["recompute"][-1] / 2  # a floor, roughly
+print(f"one large file {large / 1e6:,.0f} MB/s, block files {files / 1e6:,.0f} MB/s")
 
 # %% [markdown]
-# Before the picture, compare the last two numbers: which of them should be compared with
-# B_min?
+# Lines are predicted, points are measured; the dotted line is a modelled tier.
 
 # %% tags=["picture"]
-from minifer.course.pictures.prefix_tiers_views import reload_figure
-
 won = times.disk[-1] < times.recompute[-1]
-title = (
-    "Here the disk " + ("wins" if won else "loses") + "; a slower tier would not pay"
+alt = (
+    "Time against prefix length, 64 to 960 tokens: recomputing, loading from disk and "
 )
-show(
-    reload_figure(times, predicted, title=title),
-    alt="Time against prefix length, 64 to 960 tokens, both axes logarithmic: recomputing, "
-    "loading from disk and loading from DRAM, each measured as points and predicted as a "
-    "line, and the modelled line of a tier of 20 MB/s.",
-)
+alt += "DRAM, measured as points, predicted as lines; a modelled tier of 20 MB/s."
+title = "Here the disk " + ("wins" if won else "loses")
+show(views.reload_figure(times, predicted, title=title), alt=alt)
 
 # %% [markdown]
-# Predictions are floors. Recomputing is slower than its FLOPs: small matrices do not reach
-# the peak. Loading misses its line by more. A block of this model is a file of 24 kB, and
-# opening and checking it takes longer than moving its bytes. So the rate that counts is
-# that of *block files*. Real engines move 0.5 to 2 MB a block for this reason.
+# Predictions are floors. Recomputing is slower than its FLOPs say: small matrices do not
+# reach the peak. Loading misses its line by more: a block is a file of 25 kB, and opening
+# and checking it takes longer than moving its bytes. So the rate of *block files* counts.
+# Larger models move 0.5 to 2 MB a block, and come closer to the line.
 #
 # ## What is left after a restart, or a flipped bit?
 #
-# The folder is still there. A new process reads the names of its files and knows what it
-# has. Look at what a new engine finds of each request.
+# The folder is still there, and the names of its files say what it holds. Look at what a
+# new engine finds.
 
 # %% tags=["claim"]
-again = serve_visits(folder=folder, visits=(("A", 12), ("B", 9), ("C", 6)))
+again = tiers.serve_visits(folder=folder, visits=(("A", 12), ("B", 9), ("C", 6)))
 for before, now in zip(tiered.visits, again.visits, strict=False):
     print(f"{now.name} finds {now.found}, same tokens: {now.tokens == before.tokens}")
 again.engine.close()
 
 # %% [markdown]
-# A and C come from disk; B finds A's blocks on the device by then and one of its own on
-# disk. A file is named by the hash of the block's name and of everything else its bytes
-# depend on: weights, dtype, shape. It is a
-# [safetensors](https://github.com/huggingface/safetensors) file, so any tool can open it.
+# A and C come from disk; B finds A's blocks on the device by then, and one of its own on
+# disk. A file is named by the block's name and all else its bytes depend on: weights,
+# dtype, shape. It is a [safetensors](https://github.com/huggingface/safetensors) file; look
+# at what it says of itself.
 
 # %% tags=["claim"]
 from safetensors import safe_open
 
 disk = tiered.engine.kv.tiers.disk
-key = keys_of(example.TRIO["A"][0].encode())[0]
-with safe_open(disk.path(key), framework="pt") as file:
-    said, kv = file.metadata(), file.get_tensor("kv")
-print(sorted(said))
-print("tokens:", said["token_ids"], " shape:", list(kv.shape), " bytes:", kv.nbytes)
-red_block = kv[:4], kv[4:]  # keys of four layers, then values
-print("finite numbers:", bool(kv.isfinite().all()))
+first, second = tiers.keys_of(example.TRIO["A"][0].encode())
+with safe_open(disk.path(first), framework="pt") as file:
+    said, shape = file.metadata(), file.get_slice("kv").get_shape()
+print(sorted(said), f"\ntokens {said['token_ids']}, shape {shape}")
 
 # %% [markdown]
 # The header says which block this is, and carries a checksum of the payload. To read a
-# block is to write its header a second time and compare every byte. We flip one bit in
-# each of 400 places all over the file, cut it short, and swap it with another's. `decode`
-# answers with the payload, or with None.
+# block is to write its header a second time and compare every byte. We flip a bit in 400
+# places, cut the file short, and ask for it under another name. How many are accepted?
+
 
 # %% tags=["claim"]
-content = disk.path(key).read_bytes()
-other = keys_of(example.TRIO["C"][0].encode())[0]
-places = random.Random(1).sample(range(len(content)), 400)
-answers = []
-for place in places:
-    broken = bytearray(content)
-    broken[place] ^= 1 << place % 8
-    answers.append(disk.format.decode(key, broken))
-print("whole:", disk.format.decode(key, bytearray(content)) is not None)
-print(
-    "a bit flipped:", sum(a is not None for a in answers), "of", len(places), "accepted"
-)
-print("cut short:", disk.format.decode(key, bytearray(content[:-1])) is not None)
-print("another's name:", disk.format.decode(other, bytearray(content)) is not None)
+def accepted(content, key=first):
+    return disk.format.decode(key, bytearray(content)) is not None
+
+
+content, flipped = disk.path(first).read_bytes(), []
+for place in random.Random(1).sample(range(len(content)), 400):
+    bad = content[place] ^ 1 << place % 8
+    flipped.append(accepted(content[:place] + bytes([bad]) + content[place + 1 :]))
+print("whole:", accepted(content), " a bit flipped:", sum(flipped), "of", len(flipped))
+print("cut short:", accepted(content[:-1]), " another name:", accepted(content, second))
 
 # %% [markdown]
 # And in the engine? We flip a bit of A's second block on disk. Write down what A will
@@ -742,79 +575,62 @@ print("another's name:", disk.format.decode(other, bytearray(content)) is not No
 
 # %% tags=["claim"]
 tiered.engine.close()
-second = disk.path(keys_of(example.TRIO["A"][0].encode())[1])
-damaged = bytearray(second.read_bytes())
-damaged[-1] ^= 1
-second.write_bytes(damaged)
-after = serve_visits(folder=folder, visits=(("A", 12),))
+content = disk.path(second).read_bytes()
+disk.path(second).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+after = tiers.serve_visits((("A", 12),), folder=folder)
 print(
     "found:", after.found("A"), " files refused:", after.engine.kv.tiers.stats.corrupt
 )
-print("same tokens:", after.visits[0].tokens == tiered.visits[0].tokens)
+print("same tokens:", after.visits[0].tokens == tiered.visits[0].tokens, end="  ")
+print("written anew:", disk.read(second) is not None)
 after.engine.close()
-print("written anew:", second.read_bytes() != damaged and second.stat().st_size > 0)
 
 # %% [markdown]
-# The first block is found, the second is a *miss*: deleted, computed, written again.
-# A file is written under another name, flushed to the disk and renamed, so a process
-# killed in the middle leaves no half file under a good name.
+# The first block is found, the second is a *miss*: deleted, computed, written again. (A
+# file is written under another name, synced and renamed: a process that is killed leaves
+# no half file under a good name.)
 #
 # ## When does caching lose?
 #
-# Three times in this lecture: LRU in a circle found nothing, a slow tier was refused, and
-# new prompts found nothing. What did that last one cost? Every prompt was hashed and
-# looked up, and every one of its blocks threw out another. Count it.
+# LRU in a circle found nothing, a slow tier was refused, and new prompts found nothing.
+# What did that last one cost? Count it, with room for 132 blocks.
 
 # %% tags=["claim"]
-found = replay(loads["new"], 132)
-print(
-    f"{len(found)} new prompts, {12 * len(found)} blocks looked up, {sum(found)} found"
-)
-print("evictions:", 12 * len(found) - 132)
+found, asked = tiers.replay(loads["new"], 132), 240 * 12
+print(f"{asked} blocks looked up, {sum(found)} found, {asked - 132} evicted")
 
 # %% [markdown]
-# And in seconds: naming and looking up against computing. (Not compared.)
+# Every prompt was hashed, and every block threw out another. In seconds, naming against
+# computing:
 
 # %% tags=["measure"]
-import time
-
-started = time.perf_counter()
-keys_of(list(range(250)) * 4)  # 1,000 tokens
-naming = time.perf_counter() - started
-print(
-    f"names of 1,000 tokens: {naming * 1e3:.2f} ms; prefill: {1000 / speed * 1e3:.0f} ms"
-)
+naming = tiers.time_names(1000)
+print(f"1,000 tokens: names {naming * 1e3:.2f} ms, prefill {1e6 / speed:.0f} ms")
 
 # %% [markdown]
-# About a hundredth of a prefill even of this tiny model. The true cost is elsewhere: blocks
-# nobody will ask for push out blocks that somebody would. With tiers they are also copied,
-# and written to disk. An engine may wait for the second use of a block before it stores
-# it (`kv_write_policy="second_touch"`): in the trace above that spares three of four
-# writes, and gives up the first reuse of the others.
+# About a hundredth, even for this tiny model. The true cost is elsewhere: blocks nobody will
+# ask for push out others, and are copied and written to disk. An engine may store a block
+# only at its second use (`kv_write_policy="second_touch"`). In the trace above three of
+# four blocks are used once: that spares their writes, and forgoes the others' first reuse.
 #
 # ## Is it still the same model?
 #
-# A, B and C together, with the cache off and on. All may differ but the tokens.
+# A, B and C together, the cache off and on. All but the third column may differ.
 
 # %% tags=["claim"]
-plain = example.run(enable_prefix_caching=False)
-print("cache             steps  found  of   same tokens")
-for name, options in {
-    "hash": {},
-    "radix": {"prefix_index": "radix"},
-    "hash, 9 blocks": {"num_kv_blocks": 9},
-    "DRAM": {"kv_dram_bytes": 9 * 24_576, "kv_load_policy": "always"},
-}.items():
+off, small = {"enable_prefix_caching": False}, {"num_kv_blocks": 8}
+dram = small | {"kv_dram_bytes": 10**6, "kv_load_policy": "always"}
+plain = example.run(**off)
+print(" steps  found   same  options")
+for options in (off, {}, {"prefix_index": "radix"}, small, dram):
     run = example.run(**options)
     same = all(run.tokens(r) == plain.tokens(r) for r in "ABC")
-    stats = run.engine.kv.stats
-    steps = run.events[-1].step
-    print(f"{name:16} {steps:6} {stats.num_hits:6} {stats.num_queries:4} {same!s:>11}")
+    hits = sum(output.num_cached_tokens for output in run.outputs.values())
+    print(f"{run.events[-1].step:6} {hits:6} {same!s:>6}  {options}")
     run.engine.close()
-print(f"off              {plain.events[-1].step:6}")
 
 # %% [markdown]
-# 16 of 67 prompt tokens are found, and no token changes.
+# 16 of 67 prompt tokens are found, with every cache, and no token changes.
 #
 # ## Takeaways
 #
@@ -824,7 +640,7 @@ print(f"off              {plain.events[-1].step:6}")
 # - Only full blocks are found, and one token is always left to compute.
 # - A free block is a cached block. LRU touches a prefix from tail to head, so leaves go
 #   first; what is in use never goes.
-# - One block short of the working set, LRU may find nothing.
+# - One document short of its circle, LRU finds nothing; new prompts find nothing ever.
 # - A tier pays above B_min = bytes a token · prefill speed. Fast chips need fast tiers.
 # - A damaged file is a miss. A cache may always say no, and never something else.
 #
@@ -877,17 +693,14 @@ print(f"off              {plain.events[-1].step:6}")
 # The engine checks the first four. Look for four times True.
 
 # %% tags=["claim"]
-engine, _ = open_engine(num_kv_blocks=16, block_size=16)
-sixty_four = list(range(64))
-serve_one(engine, "1", sixty_four, 1)
-print(1, serve_one(engine, "2", sixty_four, 1).num_cached_tokens == 48)
-first = [7] * 100
-pair = [keys_of(first), keys_of([*first[:40], 8, *first[41:]])]
-print(2, replay(pair, 64)[1] * P == 40)
-x, y, z = ([n] * (8 * k + 1) for n, k in ((1, 2), (2, 1), (3, 1)))
+engine, _ = tiers.open_engine(num_kv_blocks=16, block_size=16)
+answers = [tiers.serve_one(engine, name, list(range(64)), 1) for name in "xy"]
+print(1, answers[1].num_cached_tokens == 48)
+pair = [tiers.keys_of([7] * 40 + [middle] + [7] * 59) for middle in (7, 8)]
+print(2, tiers.replay(pair, 64)[1] * P == 40)
+x, y, z = [1] * 17, [2] * 9, [3] * 9
 print(3, lru([x, y, x, z, y], 3)[-1] == 0 and lru([x, y, z, x], 3)[-1] == 1)
-least = 131_072 * 20_000
-print(4, round(least / 1e9, 1) == 2.6 and least < 6.5e9)
+print(4, round(131_072 * 20_000 / 1e9, 1) == 2.6)
 scratch.cleanup()
 
 # %% [markdown]
@@ -897,12 +710,11 @@ scratch.cleanup()
 #
 # - **vLLM** names blocks of 16 tokens by a hash chain with salt, adapter and image in the
 #   key, and frees a request's tail first
-#   ([design](https://docs.vllm.ai/en/latest/design/prefix_caching/)). minifer's index and
-#   queue follow it; where vLLM relies on the hash, minifer compares tokens as well.
+#   ([design](https://docs.vllm.ai/en/latest/design/prefix_caching/)). minifer follows it,
+#   and compares tokens as well.
 # - **SGLang** keeps a radix tree and evicts its leaves
 #   ([arXiv:2312.07104](https://arxiv.org/abs/2312.07104)); *HiCache* puts DRAM and storage
-#   below it, with the write policies named here
-#   ([blog, Sep 2025](https://lmsys.org/blog/2025-09-10-sglang-hicache)).
+#   below it ([blog, Sep 2025](https://lmsys.org/blog/2025-09-10-sglang-hicache)).
 # - **TensorRT-LLM** searches a tree of blocks, evicts by priority, and moves blocks to
 #   host memory
 #   ([documentation](https://nvidia.github.io/TensorRT-LLM/latest/features/kvcache.html)).

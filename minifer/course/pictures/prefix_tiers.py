@@ -12,16 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from minifer import Engine, EngineConfig, SamplingParams
-from minifer.course.example import TRIO, tiny
+from minifer.course.example import TRIO, Recorder, tiny
 from minifer.events import Event, EventBus, ListSink
 from minifer.kv.block_pool import BlockPool
 from minifer.kv.prefix_index import HashChainIndex, PrefixIndex
 from minifer.kv.prefix_key import PrefixKey, make_key
 from minifer.kv.radix_index import RadixIndex, RadixNode
 from minifer.kv.tiers.dram import StoredBlock
+from minifer.outputs import RequestOutput
+from minifer.perf.costs import ElementBytes, prefill_cost
+from minifer.perf.devices import Device
 
 TIERS = ("device", "DRAM", "disk")
 BLOCK_SIZE = 8
@@ -37,6 +44,16 @@ VISITS = (
     ("C again", 6),
     ("A again", 12),
 )
+# Bytes a second of links, at most. PCIe 5: 32 GT/s, 16 lanes, 128 of 130 bits; PCIe 4: 16 GT/s, 4
+# lanes; the last is an assumption.
+LINKS = {"PCIe 5 x16": 63.0e9, "100 Gb/s net": 12.5e9, "NVMe, PCIe 4 x4": 7.9e9, "slow net": 0.5e9}
+# Model and chips: FLOP/s, D, query heads a KV head, bytes an element; for `mooncake_break_even`.
+SYSTEMS = {
+    "70B, 8 x A800": (8 * 312e12, 8192, 8, 2),
+    "70B, 8 x H800": (8 * 989e12, 8192, 8, 2),
+    "8B, H200 at half its peak": (989e12 / 2, 4096, 4, 2),
+    "SmolLM2-135M, a CPU of 100 GFLOP/s": (100e9, 576, 3, 4),
+}
 _INDEXES: Mapping[str, type[PrefixIndex]] = {"hash": HashChainIndex, "radix": RadixIndex}
 
 
@@ -148,12 +165,13 @@ def serve_one(
     prompt: str | Sequence[int],
     count: int,
     held: list[tuple[int, int]] | None = None,
-) -> Any:
+    **sampling: Any,
+) -> RequestOutput:
     """Serve one request alone, greedily; what it leaves for the disk is written at once.
 
     held: (DRAM, disk) blocks after each step that computed something are added here.
     """
-    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=count)
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=count, **sampling)
     engine.add_request(name, prompt, params)
     outputs = []
     while engine.has_unfinished_requests:
@@ -165,6 +183,48 @@ def serve_one(
             on_disk = 0 if tiers is None or tiers.disk is None else len(tiers.disk)  # type: ignore
             held.append((0 if tiers is None else len(tiers.dram), on_disk))
     return outputs[-1]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What `serve_last` returns. logits: float32 [1, V], from which the first token is drawn."""
+
+    num_found: int
+    text: str
+    logits: Tensor
+
+
+def serve_last(texts: Sequence[str], count: int, index: Any = None, **options: Any) -> Served:
+    """Serve all but the last text for a token each, then the last one for `count` tokens.
+
+    index: stands in the engine in place of its own prefix index.
+    """
+    engine, _ = open_engine(**{"num_kv_blocks": 32, **options})
+    if index is not None:
+        engine.kv.pool.index = index
+    for text in texts[:-1]:
+        serve_one(engine, text, text, 1)
+    engine.runner = recorder = Recorder(engine.runner)  # type: ignore[assignment]
+    output = serve_one(engine, "last", texts[-1], count)
+    logits = next(rows for _, rows in recorder.steps if len(rows))
+    return Served(output.num_cached_tokens, output.outputs[0].text, logits)
+
+
+def block_differences(one: str, other: str) -> dict[str, list[float]]:
+    """Largest difference of the keys, and of the values, of tokens 8 to 15 of two texts, by layer.
+
+    Each text is computed alone.
+    """
+
+    def second_block(text: str) -> dict[str, Tensor]:
+        engine, _ = open_engine(enable_prefix_caching=False)
+        serve_one(engine, "alone", text, 1)
+        storage = engine.runner.kv  # type: ignore[attr-defined]
+        parts = {"keys": storage.keys, "values": storage.values}
+        return {name: torch.stack([layer[1] for layer in part]) for name, part in parts.items()}
+
+    a, b = second_block(one), second_block(other)
+    return {name: (a[name] - b[name]).abs().amax(dim=(1, 2, 3)).tolist() for name in a}
 
 
 def _stored_hits(engine: Engine) -> dict[str, int]:
@@ -203,6 +263,27 @@ def keys_of(tokens: Sequence[int], block_size: int = BLOCK_SIZE) -> list[PrefixK
         block = list(tokens[start : start + block_size])  # of bytes, too
         keys.append(make_key(keys[-1] if keys else None, block))
     return keys
+
+
+def random_prompts(rng: Random, count: int) -> list[list[int]]:
+    """Prompts over four tokens: a part of one of six stems, then a token a few times, whole
+    blocks or not.
+    """
+    stems = [[rng.randrange(4) for _ in range(40)] for _ in range(6)]
+    prompts = []
+    for _ in range(count):
+        stem = rng.choice(stems)[: rng.randrange(41)]
+        prompts.append(stem + [rng.randrange(4)] * rng.randrange(20))
+    return prompts
+
+
+def names_of(prompts: Iterable[Sequence[int]]) -> set[tuple[bytes, tuple[int, ...]]]:
+    """(name, whole beginning) of every full block of some prompts."""
+    return {
+        (key.digest, tuple(tokens[: place * BLOCK_SIZE]))
+        for tokens in prompts
+        for place, key in enumerate(keys_of(tokens), start=1)
+    }
 
 
 # -- data: the tree
@@ -284,7 +365,7 @@ def hit_rate(prompts: Sequence[Sequence[PrefixKey]], num_blocks: int) -> float:
     return sum(replay(prompts, num_blocks)) / sum(map(len, prompts))
 
 
-def workload(kind: str, rng: Any, count: int = 240) -> list[list[PrefixKey]]:
+def workload(kind: str, rng: Random, count: int = 240) -> list[list[PrefixKey]]:
     """Prompts of 12 blocks: "shared" (16 beginnings of 8 blocks, the n-th as likely as 1 / n),
     "circle" (12 documents, over and over in the same order) or "new" (nothing comes twice).
     """
@@ -410,7 +491,7 @@ def time_reload(folder: Path | str, lengths: Sequence[int], repeats: int = 3) ->
     engine, _ = open_engine(  # in small steps: the queue to the disk holds half of DRAM
         **options,
         max_num_batched_tokens=64,
-        kv_dram_bytes=(longest + 2) * BLOCK_BYTES,
+        kv_dram_bytes=max(32, longest + 2) * BLOCK_BYTES,
         kv_disk_path=folder,
     )
     prompt = [(7 * n) % 250 for n in range(max(lengths) + 1)]
@@ -457,6 +538,29 @@ def time_reload(folder: Path | str, lengths: Sequence[int], repeats: int = 3) ->
     engine.close()
     plain.close()
     return times
+
+
+def time_names(num_tokens: int) -> float:
+    """Seconds for the names of all blocks of a prompt."""
+    tokens = [n % 250 for n in range(num_tokens)]
+    started = time.perf_counter()
+    keys_of(tokens)
+    return time.perf_counter() - started
+
+
+def predict_reload(
+    lengths: Sequence[int], machine: Device, disk_rate: float, tiers: Mapping[str, float]
+) -> dict[str, list[float]]:
+    """Seconds that `time_reload` cannot be faster than, by what is done, for each length.
+
+    disk_rate: bytes/s of the disk. tiers: name → bytes/s of further tiers.
+    """
+    element = ElementBytes(4.0, 4.0, 4.0)  # float32
+    work = [prefill_cost(tiny().config, n, element=element).total() for n in lengths]
+    num_bytes = [n // BLOCK_SIZE * BLOCK_BYTES for n in lengths]
+    rates = {"from disk": disk_rate, "from DRAM": machine.memory_bandwidth / 2, **tiers}
+    seconds = {name: [n / rate for n in num_bytes] for name, rate in rates.items()}
+    return {"recompute": [machine.seconds(c.flops, c.bytes) for c in work], **seconds}
 
 
 def drop_from_memory(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,14 @@ from minifer.course.figures import (
     patch,
     request_colour,
 )
-from minifer.course.pictures.prefix_tiers import TIERS, Occupancy, ReloadTimes, TreeBlock, Visit
+from minifer.course.pictures.prefix_tiers import (
+    TIERS,
+    Occupancy,
+    ReloadTimes,
+    TreeBlock,
+    Visit,
+    VisitsRun,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +124,7 @@ def occupancy_figure(
     rows = figure.subplots(3, 1, sharex=True)
     x = [column.number for column in columns]
     in_use, cached = [c.in_use for c in columns], [c.cached for c in columns]
-    rows[0].bar(x, in_use, 1.0, color=PALETTE["prefill"])
+    rows[0].bar(x, in_use, 1.0, color=[owner_colour(c.request) for c in columns])
     rows[0].bar(x, cached, 1.0, bottom=in_use, color="white", hatch=HATCHES["cached"],
                 edgecolor=PALETTE["cached"], linewidth=0)  # fmt: skip
     for row, counts in ((rows[1], [n for n, _ in held]), (rows[2], [n for _, n in held])):
@@ -138,12 +145,13 @@ def occupancy_figure(
     rows[2].set_xlabel("steps that computed something", fontsize=10)
     figure.suptitle(title, fontsize=11, x=0.02, ha="left")
     legend = [
-        patch("in a block table", PALETTE["prefill"]),
-        patch("free, still cached", "white", HATCHES["cached"], PALETTE["cached"]),
-        patch("a copy in a lower tier", PALETTE["waiting"]),
-        patch("+n: tokens found here", "white", edge="white"),
+        *(patch(f"held by {name}", owner_colour(name)) for name in ("A", "B", "C", "chat")),
+        patch("free, cached", "white", HATCHES["cached"], PALETTE["cached"]),
+        patch("a copy", PALETTE["waiting"]),
+        patch("+n: tokens found", "white", edge="white"),
     ]
-    figure.legend(handles=legend, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.legend(handles=legend, loc="outside lower center", ncols=7, fontsize=9, frameon=False,
+                  columnspacing=1.0)  # fmt: skip
     return figure
 
 
@@ -208,3 +216,19 @@ def reload_figure(
     label_axes(axes, title=title, x="prefix (tokens)", y="time (ms)")
     axes.legend(fontsize=9, frameon=False, ncols=1, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
+
+
+def shelves_view(
+    run: VisitsRun, *, num_blocks: int, dram_blocks: int
+) -> tuple[Callable[[str], Figure], Callable[[str], str], list[str]]:
+    """For `explore`: a view of one visit by name, its alt text, and the names in order."""
+    by_name = {visit.name: visit for visit in run.visits}
+
+    def view(visit: str) -> Figure:
+        return shelves_figure(by_name[visit], num_blocks=num_blocks, dram_blocks=dram_blocks)
+
+    def alt(visit: str) -> str:
+        found = found_words(by_name[visit])
+        return f"Blocks on the device, in DRAM and on disk after {visit}, which found {found}."
+
+    return view, alt, list(by_name)
