@@ -21,8 +21,8 @@ from minifer.course import check
 # request may be passed.
 #
 # *Specification.* `admit(waiting, token_budget, free_blocks, free_seats, block_size,
-# patience)` returns the indices of the waiting requests that join the next step, in
-# the order of the queue.
+# patience)` returns a list: the indices of the waiting requests that join the next
+# step, in the order of the queue.
 #
 # `waiting` is a list of pairs `(num_prompt_tokens, times_passed)`, the oldest request
 # first. There is no chunking here: a request joins with its whole prompt, of at least
@@ -419,6 +419,7 @@ try:
             step += 1
             if step == 100:
                 break
-        print(f"ageing {ageing}: the low one was served after {step} steps")
+        state = "still waits" if (1, 0) in waiting else "was served"
+        print(f"ageing {ageing}: the low one {state} after {step} steps")
 except NotImplementedError:
     print("3.4 is not attempted")

@@ -102,7 +102,7 @@ def test_every_run_keeps_the_books():
         again = sum(b.num_tokens for b in bars(run.events) if b.kind == "recompute")
         assert needed <= run.num_computed <= needed + again
         preemptions += run.num_preemptions
-    assert preemptions > 50
+    assert preemptions > 20
 
 
 def test_play_runs_a_scheduler_of_ones_own_on_the_same_clock():

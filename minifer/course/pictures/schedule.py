@@ -212,6 +212,7 @@ def curves(panel: Panel, *, title: str, line: float | None = None) -> Figure:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     label_axes(axes, title=title, x=panel.x, y=panel.y)
     return figure
 
