@@ -69,8 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _mutants(book, arguments) if arguments.mutants else _grade(book, arguments)
     except GraderError as error:
+        return _broken([str(error)])
+
+
+def _broken(errors: list[str]) -> int:
+    for error in errors:
         print(f"minifer: the grader does not work: {error}", file=sys.stderr)
-        return 2
+    return 2
 
 
 def _grade(book: Any, arguments: argparse.Namespace) -> int:
@@ -89,6 +94,8 @@ def _grade(book: Any, arguments: argparse.Namespace) -> int:
     grades = grade(book, arguments.ids, target.resolve(), seeds, hidden=arguments.hidden)
     print(table(grades.results))
     print(f"seed {seed}" + (f" to {seeds[-1]}" if len(seeds) > 1 else ""))
+    if grades.errors:
+        return _broken(grades.errors)
     if arguments.json:
         data = gradescope(grades.results, time.monotonic() - begin, grades.seeds, book.root)
         text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
@@ -98,25 +105,37 @@ def _grade(book: Any, arguments: argparse.Namespace) -> int:
 
 
 def _mutants(book: Any, arguments: argparse.Namespace) -> int:
-    import tempfile
-
-    from minifer.course.grading.client import ForkServer
-    from minifer.course.grading.mutants import load_mutants
+    """The exam; the same seeds each time, so that the page changes only when something changed."""
+    from minifer.course.grading import matrix
+    from minifer.course.grading.cheats import try_cheats
+    from minifer.course.grading.exam import Exam, examine
     from minifer.course.grading.pick import exercises_of
-    from minifer.course.grading.runner import run_exercise
-    from minifer.course.grading.worker import Job
 
-    seed = random.SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
-    with ForkServer(seed) as server, tempfile.TemporaryDirectory() as folder:
-        for exercise in exercises_of(book, arguments.ids):
-            mutants = load_mutants(book.solutions / "mutants" / f"{exercise.name}.py")
-            for mutant in (m for m in mutants if m.exercise == exercise.id):
-                wrong = Path(folder) / "answer.py"
-                wrong.write_text(mutant.apply(exercise.master.read_text()))  # type: ignore[union-attr]
-                job = Job(exercise.id, wrong, exercise.tests, seed, protected=(book.solutions,))
-                result = run_exercise(server, job, exercise.master)
-                failed = [t.name for t in result.tests if t.status == "failed"]
-                dead = mutant.killed_by in failed if mutant.killed_by else bool(failed)
-                verdict = "dead " if dead else mutant.status
-                print(f"{verdict}  {mutant.id}  {failed or result.note}")
-    return 0
+    first = arguments.seed or 0
+    seeds = range(first, first + max(arguments.seeds, 5))
+
+    def done(exam: Exam) -> None:
+        named = [mutant for mutant in exam.named if mutant["status"] == "must_die"]
+        dead = sum(mutant["killed_by"] in mutant["failing"] for mutant in named)
+        print(
+            f"{'✘' if exam.problems else '✔'}  {exam.exercise:5} named {dead} of {len(named)}, "
+            f"automatic {exam.rate:.0%} of {exam.automatic}, trivial {sum(exam.trivial.values()):g}"
+        )
+        for problem in exam.problems:
+            print(f"       {problem}")
+        for change, reason in exam.survivors.items():
+            print(f"       lives: {change}  ({reason or 'open'})")
+        sys.stdout.flush()
+
+    exams = examine(book, exercises_of(book, arguments.ids), seeds, done)
+    cheats = [] if arguments.ids else try_cheats()
+    gains = [cheat for cheat in cheats if cheat["gains"] != "0"]
+    for cheat in gains:
+        print(f"✘  a cheat gains: {cheat['what']}: {cheat['gains']}")
+    path = book.lectures / "results" / "grader_matrix.json"
+    data = matrix.load(path)  # read now: others may have written
+    matrix.merge(data, exams, cheats)
+    matrix.forget_others(data, [exercise.id for exercise in exercises_of(book)])
+    for written in matrix.write(data, path):
+        print(written.relative_to(book.root))
+    return 1 if gains or any(exam.problems for exam in exams) else 0

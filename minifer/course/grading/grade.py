@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minifer.course.book.builder import Book
-from minifer.course.grading.client import ForkServer
+from minifer.course.grading.client import ForkServer, GraderError
 from minifer.course.grading.pick import Exercise, choose, exercises_of
 from minifer.course.grading.plugin import TestResult
 from minifer.course.grading.runner import ExerciseResult, over_seeds, run_exercise
@@ -19,10 +19,12 @@ AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Grades:
-    """results: one an exercise. seeds: seed → PYTHONHASHSEED of each run."""
+    """results: one an exercise. seeds: seed → PYTHONHASHSEED of each run. errors: of the grader
+    or of test files, a sentence each; their exercises have no result."""
 
     results: list[ExerciseResult]
     seeds: dict[int, int]
+    errors: list[str]
 
 
 def grade(
@@ -30,8 +32,7 @@ def grade(
 ) -> Grades:
     """Grade the exercises asked for; a test counts when it passes with every seed.
 
-    target: a folder of answers, or one file. Raises `ValueError` for bad input and `GraderError`
-    when a test file does not work.
+    target: a folder of answers, or one file. Raises `ValueError` for bad input.
     """
     exercises = exercises_of(book, ids)
     if target.is_file():
@@ -39,18 +40,30 @@ def grade(
     if not exercises:
         raise ValueError(f"there is no exercise for {target}: name its id")
     chosen = [choose(exercise, target) for exercise in exercises]
-    runs: list[list[ExerciseResult]] = []
+    runs: list[list[ExerciseResult | None]] = []
+    errors: dict[str, str] = {}
     used: dict[int, int] = {}
     for seed in seeds:
         with ForkServer(seed) as server, ThreadPoolExecutor(AT_ONCE) as pool:
             used[seed] = server.hash_seed
 
-            def one(index: int, server: ForkServer = server, seed: int = seed) -> ExerciseResult:
+            def one(
+                index: int, server: ForkServer = server, seed: int = seed
+            ) -> ExerciseResult | None:
                 exercise, (answer, note) = exercises[index], chosen[index]
-                return _one(server, book, exercise, answer, note, seed, hidden)
+                try:
+                    return _one(server, book, exercise, answer, note, seed, hidden)
+                except GraderError as error:
+                    errors[exercise.id] = str(error)
+                    return None
 
             runs.append(list(pool.map(one, range(len(exercises)))))
-    return Grades([over_seeds(results) for results in zip(*runs, strict=True)], used)
+    graded = [
+        over_seeds([result for result in results if result is not None])
+        for exercise, results in zip(exercises, zip(*runs, strict=True), strict=True)
+        if exercise.id not in errors
+    ]
+    return Grades(graded, used, list(errors.values()))
 
 
 def _one(

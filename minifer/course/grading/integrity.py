@@ -43,6 +43,7 @@ class Seal:
             (name, vars(owner), {k: v for k, v in vars(owner).items() if _matters(v)})
             for name, owner in (owners | classes).items()
         ]
+        self._classes = [(name, kind, set(vars(kind))) for name, kind in classes.items()]
 
     def broken(self) -> str:
         """What was replaced, "" when nothing was."""
@@ -53,6 +54,11 @@ class Seal:
             for key, value in then.items():
                 if now.get(key) is not value and f"{name}.{key}" not in _ALLOWED:
                     return f"{name}.{key} was replaced"
+        for name, kind, keys in self._classes:
+            if len(vars(kind)) != len(keys):
+                for key in vars(kind).keys() - keys:
+                    if any(key in vars(base) for base in kind.__mro__[1:]):
+                        return f"{name}.{key} was replaced"
         return ""
 
 

@@ -83,3 +83,60 @@ def resembles(tests: Path, exercise: str, value: str) -> str:
     """The last line of a message when the fingerprint is that of a known mistake, else ""."""
     diagnosis = known_mistakes(tests, exercise).get(value) if value else None
     return f"behaves like: {diagnosis}" if diagnosis else ""
+
+
+def write_mistakes(master: Path) -> Path:
+    """Run the probes on a solution and on its mutants; write `exercises/tests/mistakes/ex04.json`.
+
+    What is written holds no code: exercise → id, diagnosis and fingerprint of each known mistake.
+    Raises `ValueError` that names the mutants whose fingerprint is the solution's or another's:
+    a probe must tell them apart.
+    """
+    from tempfile import TemporaryDirectory
+
+    from minifer.course.book.builder import find_book
+    from minifer.course.grading.automatic import without_author
+    from minifer.course.grading.client import ForkServer
+    from minifer.course.grading.mutants import load_mutants
+    from minifer.course.grading.runner import exercises_in
+    from minifer.course.grading.worker import Job
+
+    book, name = find_book(master.parent), master.stem.split("_")[0]
+    tests = book.exercises / "tests" / f"test_{name}.py"
+    text = master.read_text(encoding="utf-8")
+    mutants = [
+        mutant
+        for mutant in load_mutants(book.solutions / "mutants" / f"{name}.py")
+        if mutant.status == "must_die"
+    ]
+    entries: dict[str, list[dict[str, str]]] = {}
+    problems: list[str] = []
+    with ForkServer(0) as server, TemporaryDirectory() as folder:
+
+        def ask(exercise: str, answer: str) -> str:
+            path = Path(folder) / "answer.py"
+            path.write_text(answer, encoding="utf-8")
+            protected = (book.solutions, tests.parent)
+            job = Job(exercise, path, tests, 0, cpu_seconds=10, protected=protected, probe="only")
+            return server.run(job).fingerprint
+
+        for exercise in exercises_in(tests) if tests.is_file() else ():
+            seen = {ask(exercise, without_author(text)): "the solution"}
+            if "" in seen:
+                continue  # no probe, or one that does not end
+            for mutant in (m for m in mutants if m.exercise == exercise):
+                value = ask(exercise, without_author(mutant.apply(text)))
+                if value in seen:
+                    problems.append(f"{mutant.id} does what {seen[value]} does")
+                elif value:
+                    seen[value] = mutant.id
+                    entries.setdefault(exercise, []).append(
+                        {"id": mutant.id, "diagnosis": mutant.diagnosis, "fingerprint": value}
+                    )
+    if problems:
+        raise ValueError(f"the probes of {tests.name} must tell apart: {'; '.join(problems)}")
+    path = mistakes_file(tests)
+    path.parent.mkdir(exist_ok=True)
+    content = json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+    path.write_text(content, encoding="utf-8", newline="\n")
+    return path

@@ -33,6 +33,11 @@ class Mutant:
         return source.replace(self.old, self.new)
 
 
+def load_survivors(path: Path) -> dict[str, str]:
+    """`SURVIVORS` of a file in solutions/mutants: id of an automatic change → why it may live."""
+    return dict(runpy.run_path(str(path)).get("SURVIVORS", {})) if path.is_file() else {}
+
+
 def load_mutants(path: Path) -> list[Mutant]:
     """`MUTANTS` of a file in solutions/mutants; none when there is no file."""
     return list(runpy.run_path(str(path))["MUTANTS"]) if path.is_file() else []

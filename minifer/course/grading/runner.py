@@ -60,7 +60,9 @@ def run_exercise(server: ForkServer, job: Job, master: Path | None = None) -> Ex
     """
     outcome = server.run(job)
     if outcome.crash and not outcome.tampered:
-        raise GraderError(f"{job.exercise}: {outcome.crash}")
+        if not _works(server, job, master):
+            raise GraderError(f"{job.exercise}: {outcome.crash}")
+        outcome.tampered = f"the answer broke the grader: {outcome.crash}"
     errors = [result for result in outcome.results if result.status == "error"]
     if errors:
         cleared = _clear(server, job, master, errors)
@@ -77,6 +79,14 @@ def run_exercise(server: ForkServer, job: Job, master: Path | None = None) -> Ex
         job.exercise, tuple(tests), job.seed, outcome.seconds, answer=job.answer, note=note,
         printed=outcome.printed,
     )  # fmt: skip
+
+
+def _works(server: ForkServer, job: Job, master: Path | None) -> bool:
+    """Whether the tests run on the solution."""
+    if master is None or master.resolve() == job.answer.resolve():
+        return False
+    truth = server.run(replace(job, answer=master, probe="never"))
+    return not (truth.crash or truth.ended or truth.tampered)
 
 
 def _clear(

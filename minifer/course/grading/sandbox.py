@@ -44,7 +44,7 @@ _FOR_ANSWER = {
     " ctypes.cdata/buffer ctypes.call_function ctypes.string_at ctypes.addressof mmap.__new__",
     "tracing": "sys.settrace sys.setprofile sys.monitoring.register_callback",
     "limits": "resource.setrlimit resource.prlimit",
-    "a thread": "_thread.start_new_thread _thread.start_joinable_thread",
+    "a thread": "thread",
 }
 _WRITES = "os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate os.chmod"
 _FRAMES = "tb_frame gi_frame cr_frame ag_frame f_back f_locals f_globals"
@@ -87,21 +87,44 @@ class Sandbox:
     def close(self) -> None:
         """From here on; there is no way back in this process."""
         _disable_exits()
+        self._guard_threads()
         sys.addaudithook(self._hook)
 
-    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+    def _guard_threads(self) -> None:
+        """Starting one is not an audited event in every version of Python."""
+        for module in (sys.modules["_thread"], sys.modules["threading"]):
+            for name in list(vars(module)):
+                if name.lstrip("_") in ("start_new_thread", "start_new", "start_joinable_thread"):
+                    setattr(module, name, self._guarded_start(getattr(module, name)))
+
+    def _guarded_start(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            self._hook("thread", (), sys._getframe(1))
+            return start(*args, **kwargs)
+
+        return guarded
+
+    def _hook(self, event: str, args: tuple[Any, ...], frame: FrameType | None = None) -> None:
         rule = self._rules.get(event)
         if rule is None or self._busy:
             return
         self._busy = True
         try:
-            reason = rule(event, args, sys._getframe(1))
+            reason = rule(event, args, frame or sys._getframe(1))
         finally:
             self._busy = False
         if reason:
-            if reason not in self.blocked and len(self.blocked) < 20:
-                self.blocked.append(reason)
+            self._note(reason, frame or sys._getframe(1))
             raise BlockedError(f"an answer may not use {reason}")
+
+    def _note(self, reason: str, frame: FrameType) -> None:
+        """What the answer itself asked for; libraries try many things."""
+        self._busy = True
+        try:
+            if reason not in self.blocked and len(self.blocked) < 20 and self._asks(frame):
+                self.blocked.append(reason)
+        finally:
+            self._busy = False
 
     def _asks(self, frame: FrameType) -> bool:
         """Whether the answer is who asks: the standard library asks for its caller."""

@@ -129,7 +129,13 @@ def work(job: Job, send: Send) -> None:
         collect_only=job.probe == "only",
         collected=lambda names: send("collected", tests=names),
     )
-    status = run_pytest(job.tests, plugin)
+    try:
+        status = run_pytest(job.tests, plugin)
+    except BaseException:
+        plugin.tampered = plugin.tampered or intact()
+        if not plugin.tampered:
+            raise
+        status = 1
     if status > 2 and not plugin.tampered:  # neither passed, nor failed, nor interrupted
         send("crash", reason=f"pytest ended with status {status} on {job.tests.name}")
     if plugin.tampered:

@@ -1,0 +1,394 @@
+"""Cheats that must gain nothing: the sandbox's exam, on an exercise made for it.
+
+Each is the body of `attack()`; when it comes back with something true, the cheat has got through,
+and hands in the right answer. So points mean that the sandbox leaks. Names are put together from
+pieces where the plain name would be refused before the file runs: what is behind that must hold.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minifer.course.grading.client import ForkServer
+from minifer.course.grading.runner import run_exercise
+from minifer.course.grading.worker import Job
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """what: in words. attack: the body of a function. answer: used instead of an attack, the body
+    of `double(values)`. everywhere: also tried when the file is loaded, for exercise 90.2."""
+
+    name: str
+    what: str
+    attack: str = ""
+    answer: str = ""
+    everywhere: bool = False
+
+
+MODULES = 'import os\nmodules = getattr(os.sys, "modu" + "les")\n'
+
+CHEATS = [
+    Cheat("solution", "reads the solution", 'return "def" in SOLUTION.read_text()'),
+    Cheat("tests", "reads the tests", 'return "def" in TESTS.read_text()'),
+    Cheat("listing", "lists the solutions", 'import os\nreturn os.listdir(ROOT / "solutions")'),
+    Cheat(
+        "numpy",
+        "reads the solution with numpy",
+        'import numpy\nreturn numpy.fromfile(SOLUTION, "u1").any()',
+    ),
+    Cheat(
+        "torch",
+        "reads the solution with torch",
+        "import torch\nreturn torch.from_file(str(SOLUTION), size=3, dtype=torch.uint8) + 1",
+    ),
+    Cheat(
+        "link",
+        "reads the solution through a link",
+        'import os\nos.symlink(SOLUTION, "x")\nreturn open("x").read()',
+    ),
+    Cheat(
+        "import-solution",
+        "imports the solution",
+        'import sys\nsys.path.insert(0, str(ROOT / "solutions"))\nimport ex90_x\n'
+        "return ex90_x.double",
+    ),
+    Cheat("import", "imports the engine", "import minifer.engine\nreturn minifer.engine.Engine"),
+    Cheat(
+        "import-from",
+        "imports from the engine's package",
+        "from minifer import Engine\nreturn Engine",
+    ),
+    Cheat(
+        "dunder-import",
+        "imports with `__import__`",
+        'return __import__("minifer.engine").engine.Engine',
+    ),
+    Cheat(
+        "importlib",
+        "imports with importlib",
+        MODULES + 'return modules["importlib"].import_module("minifer.engine").Engine',
+    ),
+    Cheat(
+        "new-module",
+        "imports a part of the engine that is not loaded",
+        MODULES + 'return modules["importlib"].import_module("minifer.perf.costs").__dict__',
+    ),
+    Cheat(
+        "modules",
+        "takes the engine from sys.modules",
+        MODULES + 'return modules["minifer.engine"].Engine',
+    ),
+    Cheat(
+        "exec",
+        "imports in exec",
+        'exec("import minifer.engine as e", space := {})\nreturn space["e"].Engine',
+    ),
+    Cheat(
+        "example",
+        "takes the engine from the book's example",
+        "from minifer.course.example import Engine\nreturn Engine",
+    ),
+    Cheat("source", "reads the engine's source", 'return (ENGINE / "engine.py").read_text()'),
+    Cheat(
+        "test-module",
+        "calls the test's own reference",
+        MODULES + 'return modules["test_ex90"].reference([1])',
+    ),
+    Cheat(
+        "stack",
+        "walks the stack to the expected value",
+        'import sys\nframe = getattr(sys, "_get" + "frame")(1)\n'
+        'return getattr(frame, "f_ba" + "ck")',
+    ),
+    Cheat("inspect", "walks the stack with inspect", MODULES + 'return modules["inspect"].stack()'),
+    Cheat(
+        "traceback",
+        "walks the stack from an exception",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n"
+        '    return getattr(e.__traceback__, "tb_" + "frame")',
+    ),
+    Cheat(
+        "generator",
+        "walks the stack from a generator",
+        'g = (x for x in [1])\nreturn getattr(g, "gi_" + "frame")',
+    ),
+    Cheat("globals", "goes through a function's globals", "return double.__globals__"),
+    Cheat(
+        "gc",
+        "looks for the expected value in memory",
+        MODULES + 'return modules["gc"].get_objects()',
+    ),
+    Cheat("proc", "looks at its process in /proc", 'return open("/proc/self/maps").read()'),
+    Cheat(
+        "settrace",
+        "traces the test",
+        'import sys\ngetattr(sys, "settr" + "ace")(print)\nreturn True',
+    ),
+    Cheat(
+        "liar",
+        "returns an object equal to everything",
+        answer="class Liar:\n    __eq__ = lambda s, o: True\n    __len__ = lambda s: 5\n"
+        "return Liar()",
+    ),
+    Cheat(
+        "lying-ints",
+        "returns ints that equal everything",
+        answer="class Liar(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\n"
+        "return [Liar(-1)] * 5",
+    ),
+    Cheat(
+        "lying-list",
+        "returns a list that equals everything",
+        answer="class Liar(list):\n    __eq__ = lambda s, o: True\n"
+        "    __len__ = lambda s: 5\nreturn Liar()",
+    ),
+    Cheat(
+        "lying-class",
+        "says that it is a list",
+        answer="class Liar:\n    __class__ = list\n    __eq__ = lambda s, o: True\nreturn Liar()",
+    ),
+    Cheat("nan", "returns NaN", answer='return [float("nan")] * 5'),
+    Cheat(
+        "inputs",
+        "changes its input and hands it back",
+        answer="values[:] = [2 * v for v in values]\nreturn values",
+    ),
+    Cheat("none", "returns its input", answer="return values"),
+    Cheat(
+        "seeds",
+        "seeds all generators to know the inputs",
+        "import random, torch\nrandom.seed(0)\ntorch.manual_seed(0)\n"
+        "mine = [random.randrange(100) for _ in range(5)]\n"
+        "return mine == VALUES",
+    ),
+    Cheat("os-exit", "ends the process without a word", "import os\nos._exit(0)", everywhere=True),
+    Cheat("posix-exit", "ends the process by another name", "import posix\nposix._exit(0)"),
+    Cheat("sys-exit", "ends the program", answer="import sys\nsys.exit(0)", everywhere=True),
+    Cheat(
+        "interrupt", "raises KeyboardInterrupt", answer="raise KeyboardInterrupt", everywhere=True
+    ),
+    Cheat("skip", "has pytest skip the test", answer=MODULES + 'modules["pytest"].skip()'),
+    Cheat("not-attempted", "fails as a stub does", answer='raise NotImplementedError("ex90.1")'),
+    Cheat("kill", "kills its process", "import os\nos.kill(os.getpid(), 9)", everywhere=True),
+    Cheat(
+        "segfault",
+        "crashes the process",
+        answer=MODULES + "import sys\nsys.setrecursionlimit(10**8)\n"
+        "def f(): return f()\nreturn f()",
+    ),
+    Cheat(
+        "print",
+        "prints 100 MB",
+        answer='for _ in range(100):\n    print("x" * 1_000_000)\nreturn None',
+        everywhere=True,
+    ),
+    Cheat(
+        "write",
+        "writes 100 MB to the standard output",
+        answer='import os\nfor _ in range(100):\n    os.write(1, b"x" * 1_000_000)\nreturn None',
+    ),
+    Cheat(
+        "disk",
+        "fills the disk",
+        answer='with open("x", "wb") as f:\n    for _ in range(1000):\n'
+        '        f.write(b"x" * 1_000_000)\nreturn None',
+    ),
+    Cheat("outside", "writes into the book", 'return open(ROOT / "exercises/x", "w").write("x")'),
+    Cheat("loop", "loops for ever", answer="while True:\n    pass"),
+    Cheat("loop-in-c", "loops for ever in C", answer="return sum(iter(int, 1))"),
+    Cheat("sleep", "sleeps for ever", answer="import time\ntime.sleep(1e6)"),
+    Cheat(
+        "signals",
+        "sleeps and ignores all signals",
+        answer="import signal, time\nfor s in range(1, 60):\n    try:\n"
+        "        signal.signal(s, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError):\n        pass\nwhile True:\n    pass",
+    ),
+    Cheat("fork", "forks", "import os\nreturn os.fork()"),
+    Cheat("subprocess", "starts a program", 'import os\nreturn os.system("true") == 0'),
+    Cheat(
+        "popen",
+        "starts a program by subprocess",
+        MODULES + 'return modules["subprocess"].run(["true"]).returncode == 0',
+    ),
+    Cheat("socket", "opens a socket", MODULES + 'return modules["socket"].socket()'),
+    Cheat(
+        "thread",
+        "starts a thread",
+        "import threading\nthreading.Thread(target=print).start()\nreturn True",
+    ),
+    Cheat("memory", "allocates 100 GB", "return bytearray(100 << 30)"),
+    Cheat(
+        "torch-memory",
+        "allocates 100 GB of a tensor",
+        "import torch\nreturn torch.zeros(100 << 30).any() + 1",
+    ),
+    Cheat(
+        "patch-torch",
+        "replaces torch.equal",
+        answer="import torch\ntorch.equal = lambda *a: True\nreturn RIGHT(values)",
+    ),
+    Cheat(
+        "patch-tensor",
+        "replaces a method of Tensor",
+        answer="import torch\ntorch.Tensor.isfinite = lambda s: s == s\nreturn RIGHT(values)",
+    ),
+    Cheat(
+        "patch-builtins",
+        "replaces a builtin",
+        answer=MODULES + 'modules["builtins"].len = lambda x: 5\nreturn RIGHT(values)',
+    ),
+    Cheat(
+        "patch-compare",
+        "replaces compare",
+        MODULES + 'modules["minifer.course.grading.compare"].compare = print\nreturn True',
+    ),
+    Cheat(
+        "patch-code",
+        "replaces compare's code",
+        "import random\nrandom.Random.shuffle.__code__ = (lambda *a: None).__code__\nreturn True",
+    ),
+    Cheat(
+        "patch-pytest",
+        "replaces pytest.raises",
+        answer=MODULES + 'modules["pytest"].raises = print\nreturn RIGHT(values)',
+    ),
+    Cheat(
+        "patch-module",
+        "replaces a module",
+        answer=MODULES + 'modules["random"] = modules["math"]\nreturn RIGHT(values)',
+    ),
+    Cheat(
+        "results",
+        "writes results of its own",
+        answer="import os\nfor fd in range(3, 30):\n    try:\n"
+        '        os.write(fd, b\'{"kind": "result"}\\n\')\n'
+        "    except OSError:\n        pass\nreturn RIGHT(values)",
+    ),
+    Cheat(
+        "close",
+        "closes the grader's channel",
+        answer="import os\nos.closerange(3, 100)\nreturn RIGHT(values)",
+    ),
+    Cheat(
+        "limits",
+        "lifts the limits",
+        MODULES + 'modules["resource"].setrlimit(0, (-1, -1))\nreturn True',
+    ),
+]
+
+TESTS = """
+import resource  # for a cheat to find
+
+from minifer.course.grading import compare, points, unchanged
+
+
+def reference(values):
+    return [2 * value for value in values]
+
+
+@points("90.1", 3)
+def test_ex90_1_doubles(target, rng):
+    values = [rng.randrange(1, 100) for _ in range(5)]
+    with unchanged(f"double({values})", values=values):
+        got = target.double(values)
+    compare(got, reference(values), f"double({values})")
+
+
+@points("90.2", 1)
+def test_ex90_2_adds(target, rng):
+    compare(target.add(2, 3), 5, "add(2, 3)")
+"""
+_ANSWER = """
+# %% [markdown]
+# ### Exercise 90.1 - Double
+# %%
+import pathlib
+ROOT = pathlib.Path(__file__).parent.parent
+ENGINE = pathlib.Path({minifer!r})
+SOLUTION, TESTS = ROOT / "solutions/ex90_x.py", ROOT / "exercises/tests/test_ex90.py"
+RIGHT = lambda values: [2 * value for value in values]
+
+
+def attack():
+{attack}
+
+
+def double(values):
+    global VALUES
+    VALUES = values
+{answer}
+
+
+# %%
+{now}
+
+# %% [markdown]
+# ### Exercise 90.2 - Add
+# %%
+def add(a, b):
+    return a + b
+"""
+_TRY = """try:
+    through = attack()
+except BaseException:
+    through = False
+return RIGHT(values) if through else None"""
+
+
+def answer_of(cheat: Cheat, *, now: bool = False) -> str:
+    """The file that a cheat hands in. now: attack when the file is loaded, too."""
+    import minifer
+
+    body = cheat.answer or _TRY
+    return _ANSWER.format(
+        minifer=str(Path(minifer.__file__).parent),
+        attack=textwrap.indent(cheat.attack or "pass", "    "),
+        answer=textwrap.indent(body, "    "),
+        now=("double([1])" if cheat.answer else "attack()") if now else "",
+    )
+
+
+def make_book(folder: Path) -> Path:
+    """A book of the cheats' exercise in a folder; returns its exercises."""
+    for name in ("exercises/tests", "solutions/mutants"):
+        (folder / name).mkdir(parents=True)
+    (folder / "exercises/tests/test_ex90.py").write_text(TESTS)
+    honest = answer_of(Cheat("honest", "", answer="return RIGHT(values)"))
+    (folder / "solutions/ex90_x.py").write_text(honest)
+    return folder / "exercises"
+
+
+def try_cheat(server: ForkServer, exercises: Path, cheat: Cheat) -> dict[str, str]:
+    """What a cheat gains: a row of the matrix."""
+    answer = exercises / f"{cheat.name}_x.py"
+    job = Job(
+        "90.1", answer, exercises / "tests/test_ex90.py", 1, seconds=4.0, cpu_seconds=1.0,
+        memory_bytes=1 << 30, protected=(exercises.parent / "solutions",), probe="never",
+    )  # fmt: skip
+    answer.write_text(answer_of(cheat), encoding="utf-8")
+    result = run_exercise(server, job, exercises.parent / "solutions/ex90_x.py")
+    says = result.tests[0].message or result.tests[0].status
+    line = next((x for x in says.splitlines()[::-1] if "in line" not in x), "")
+    if result.note:
+        line = result.note
+    lost = ""
+    if cheat.everywhere:
+        answer.write_text(answer_of(cheat, now=True), encoding="utf-8")
+        other = run_exercise(server, replace(job, exercise="90.2"), None)
+        lost = "" if other.score == other.max_score else f", costs 90.2: {other.tests[0].message}"
+    line = line.replace(str(exercises.parent.resolve()), "…")
+    return {"what": cheat.what, "says": line, "gains": f"{result.score:g}{lost}"}
+
+
+def try_cheats(cheats: Sequence[Cheat] = CHEATS) -> list[dict[str, str]]:
+    """All rows, in order."""
+    from tempfile import TemporaryDirectory
+
+    with ForkServer(0) as server, TemporaryDirectory() as folder:
+        exercises = make_book(Path(folder))
+        return [try_cheat(server, exercises, cheat) for cheat in cheats]
