@@ -21,7 +21,7 @@ from minifer.course import example
 from minifer.course.microscope_data import Life, life_frames
 from minifer.course.microscope_view import summary, twin, view
 from minifer.course.microscope_words import named
-from minifer.course.widgets import display_widget, hide_twin
+from minifer.course.widgets import alive, display_widget
 from minifer.events import Event
 
 
@@ -104,9 +104,7 @@ def stepper(life: Life, mark: str) -> Any:
 
     def show(index: int) -> None:
         previous.disabled, following.disabled = index == 0, index == last
-        shown.value = (
-            f"{hide_twin(mark)}<div aria-live='polite'>{view(life, index, drawn=True)}</div>"
-        )
+        shown.value = alive(mark, view(life, index, drawn=True))
 
     def move(by: int) -> None:
         slider.value = min(last, max(0, slider.value + by))

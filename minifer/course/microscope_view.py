@@ -23,7 +23,8 @@ _STEPS_SHOWN = 8  # before and after the cursor
 _BLOCKS_SHOWN, _BLOCKS_A_ROW = 48, 12
 _BOX = (
     "background:#FFFFFF;color:#111111;border:1px solid #999999;border-radius:8px;padding:10px;"
-    "max-width:760px;font-family:DejaVu Sans,Helvetica,Arial,sans-serif;font-size:14px"
+    "max-width:760px;font-family:DejaVu Sans,Helvetica,Arial,sans-serif;font-size:14px;"
+    "line-height:1.35"
 )
 _HERE = "border:3px solid #111111;font-weight:bold"
 

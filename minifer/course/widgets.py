@@ -98,7 +98,7 @@ def sliders(
         )
         for name, values in controls.items()
     }
-    shown = ipywidgets.HTML(_live(mark, start))
+    shown = ipywidgets.HTML(alive(mark, start))
 
     def redraw(_: Any) -> None:
         now = {name: box.value for name, box in boxes.items()}
@@ -107,7 +107,7 @@ def sliders(
             body = _html(picture, _words(alt, now, picture))
         except Exception as error:  # in a callback it would vanish into a log
             body = f"<pre>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
-        shown.value = _live(mark, body)
+        shown.value = alive(mark, body)
 
     for box in boxes.values():
         box.observe(redraw, names="value")
@@ -152,18 +152,16 @@ def _html(picture: str | bytes, words: str) -> str:
     return f'<img alt="{html.escape(words)}" style="max-width:100%" src="{source}">'
 
 
-def _live(mark: str, body: str) -> str:
-    return f'{hide_twin(mark)}<div class="{mark}-live" aria-live="polite">{body}</div>'
+def alive(mark: str, body: str) -> str:
+    """HTML for inside a widget. While it is alive, the static twin of that mark is not shown.
 
-
-def hide_twin(mark: str) -> str:
-    """A style sheet for inside a widget: while it is alive, its static twin is not shown.
-
-    mark: the twin's class. A PNG has none: it is found as the output before the widget.
+    In Jupyter the twin is the output before the widget; elsewhere a page shows one notebook, and
+    the twin is found by its class.
     """
     output = ".jp-OutputArea-child"
-    rule = f".{mark},{output}:has(+ {output} .{mark}-live){{display:none}}"
-    return f"<style>{rule}</style>"
+    twin = f"{output}:has(+ {output} .{mark}-live),body:not(:has({output})) .{mark}"
+    style = f"<style>{twin}{{display:none}}</style>"
+    return f'{style}<div class="{mark}-live" aria-live="polite">{body}</div>'
 
 
 def display_widget(box: Any, words: str) -> None:

@@ -59,7 +59,7 @@ def test_moving_a_slider_redraws_and_the_living_widget_hides_its_twin(shown):
     box = sliders(table, {"batch": [2, 4]}, names, alt=None, mark=mark, start=table(2))
     slider, picture = box.children
     assert slider.description == "batch (requests)"
-    assert f".{mark}," in picture.value and "display:none" in picture.value
+    assert f".{mark}-live" in picture.value and "display:none" in picture.value
     assert "<b>2 × 8</b>" in picture.value
     slider.value = 4
     assert "<b>4 × 8</b>" in picture.value and "<b>2" not in picture.value

@@ -228,7 +228,7 @@ def test_buttons_and_slider_move_together():
     life = life_of_token(example.run(), "A", 20)
     controls, shown = stepper(life, "mark").children
     previous, following, slider, play = controls.children
-    assert previous.disabled and "Event 1 of 9" in shown.value and ".mark," in shown.value
+    assert previous.disabled and "Event 1 of 9" in shown.value and ".mark-live" in shown.value
     following.click()
     assert slider.value == play.value == 1 and "Event 2 of 9" in shown.value
     play.value = 8
