@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from minifer.perf import limit
-from minifer.perf.limit import MIB, last_cache_bytes, matmul_rate, read_bandwidth, this_machine
+from minifer.perf.limit import (
+    MIB,
+    last_cache_bytes,
+    matmul_rate,
+    measured_again,
+    read_bandwidth,
+    this_machine,
+)
 
 
 @pytest.fixture
@@ -54,6 +61,13 @@ def test_the_best_pass_counts_over_the_bytes_really_read(
 def test_a_rate_is_of_its_dtype(one_millisecond: list[float]) -> None:
     assert matmul_rate(8, dtype="bfloat16", seconds=1e-6, device="cpu") == 2 * 8**3 / 1e-3
     assert "bfloat16 product" in this_machine(seconds=1e-6, dtype="bfloat16", device="cpu").note
+
+
+def test_the_better_of_two_measurements_stays(one_millisecond: list[float]) -> None:
+    here = this_machine(seconds=1e-6, device="cpu")
+    slow = replace(here, memory_bandwidth=1.0, peak_flops=1e30)
+    best = measured_again(slow, seconds=1e-6, device="cpu")
+    assert (best.memory_bandwidth, best.peak_flops) == (here.memory_bandwidth, 1e30)
 
 
 def test_it_is_measured_once_for_equal_arguments(one_millisecond: list[float]) -> None:
