@@ -41,7 +41,7 @@ begin("L08")
 # %% [markdown]
 # Here are the two stages at work on A's first token. Step through it.
 
-# %% tags=["picture"]
+# %% tags=["measure"]
 from minifer.course.microscope import microscope
 
 microscope(example.run(), "A", position=20, stage="postprocessing")
@@ -126,7 +126,7 @@ show(
 
 # %% [markdown]
 # Heat does not know which tokens are sensible: at T = 2 even the sure row spends 3 bits.
-# Here temperature loses: one byte that makes no word, and the model continues from it.
+# Here temperature loses: one bad byte, and the model continues from it.
 #
 # ## Which tokens may be drawn at all?
 #
@@ -138,8 +138,8 @@ show(
 # | top-k 2 ([arXiv:1805.04833](https://arxiv.org/abs/1805.04833)) | the 2 likeliest | 0.4, 0.3 |
 # | top-p 0.6 ([arXiv:1904.09751](https://arxiv.org/abs/1904.09751)) | the fewest likeliest whose sum reaches 0.6 | 0.4, 0.3 |
 #
-# Two of them are short. A masked token gets −inf, whose exp is 0. Look which
-# two of four equals stay.
+# Two of them are short. A masked token gets −inf, whose exp is 0. Look which two of four
+# equals stay.
 
 
 # %% tags=["claim"]
@@ -159,8 +159,9 @@ print("min-p 0.45:", pic.alive(keep_min_p(warm(logits, 1), 0.45)))
 print("top-k 2:", [pic.alive(keep_top_k(x, 2)) for x in (logits, torch.zeros(4))])
 
 # %% [markdown]
-# Exactly k tokens stay, the lowest ids among equals. Top-p is exercise 8.1, so here the engine's own does it. Predict each line: a token
-# stays while the sum *before* it is below p. (Tokens 0 to 3 have 0.4 to 0.1.)
+# Exactly k tokens stay, the lowest ids among equals. Top-p is exercise 8.1, so here the
+# engine's own does it. Predict each line: a token stays while the sum *before* it is
+# below p. (Tokens 0 to 3 have 0.4 to 0.1.)
 
 # %% tags=["claim"]
 for p in (0.1, 0.39, 0.4, 0.41, 0.7, 0.71, 1.0):
@@ -292,7 +293,7 @@ for seed, index in ((7, 0), (7, 1), (8, 0)):
 # The smallest time wins. The same seed and index are the same race, in any batch.
 #
 # Are the draws right? 20,000 seeds, five tokens. *Chi-square* adds up (drawn −
-# expected)² ÷ expected; right draws exceed the limit once in a million times. A test
+# expected)² ÷ expected; right draws exceed the limit less than once in a million times. A test
 # that cannot fail proves nothing, so the second line draws at T = 1.1 on purpose.
 
 # %% tags=["claim"]
