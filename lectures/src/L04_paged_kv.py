@@ -180,11 +180,9 @@ show(paged_kv.pool_figure(states[3]), alt=states[3].words)
 # %% tags=["claim"]
 state = states[3]
 for name, position in (("A", 0), ("B", 27), ("C", 17)):
-    place, offset = divmod(position, state.block_size)
-    block = state.tables[name][place]
-    slot = block * state.block_size + offset
-    letter = state.slots()[slot]
-    print(f"{name}, position {position}: block {block}, slot {slot}, letter {letter}")
+    block = state.tables[name][position // 8]
+    slot = block * 8 + position % 8
+    print(f"{name} at {position}: block {block}, slot {slot}, {state.slots()[slot]!r}")
 
 told = [slot for step, _ in run.steps for slot in step.slot_mapping]
 expected = [
@@ -281,8 +279,8 @@ for give_back in (ours.give_back, lambda block: theirs.release([block])):
 # and each would overwrite the other's past. No crash, only wrong text.
 #
 # The engine's text, folded (not compared). Its queue is an ordered dictionary, because a
-# prefix hit takes a block out of the middle, which a list does in N steps. It reports
-# events, and forgets what a block held when it is taken.
+# prefix hit takes a block out of the middle, for which a list needs N steps. It reports
+# events, and can no longer find what a block held when it is taken.
 
 # %% tags=["measure"]
 from minifer.course.source import show_source
@@ -309,28 +307,34 @@ for event in run.events:
 # the table ([nano-vllm #66](https://github.com/GeeeekExplorer/nano-vllm/pull/66) is one
 # such report). Exercise 4.2 is about this line.
 #
-# Now let 16 requests of many lengths run, with blocks of 1 to 16. In each step, does
-# each table have exactly as many blocks as its tokens need, and does each token of a step
-# have a slot of its own?
+# Now 16 requests of many lengths, blocks of 1 to 16, and a cache so small that requests
+# are sent back (*preempted*, L03). Has each table exactly the blocks its tokens need, in
+# every step? And does our pool, asked for as many blocks as the engine's, hand out the
+# same?
 
 # %% tags=["claim"]
 many = paged_kv_data.random_requests(16)
-checked, exact, distinct = 0, True, True
+tables, sent_back, exact, same = 0, 0, True, True
 for P in (1, 3, 8, 16):
-    log = example.run(
-        many, block_size=P, num_kv_blocks=2048 // P, max_num_batched_tokens=256
-    )
+    N, pool = 320 // P, Pool(320 // P)
+    options = {"block_size": P, "num_kv_blocks": N, "enable_prefix_caching": False}
+    log = example.run(many, max_num_batched_tokens=256, **options)
+    for event in log.events:
+        blocks = list(event.data.get("blocks", ()))
+        if event.name == "kv.block_allocated":
+            same &= [pool.take() for _ in blocks] == blocks
+        elif event.name == "kv.block_freed":
+            same &= all(pool.give_back(block) is None for block in blocks)
+        sent_back += event.name == "request.preempted"
     for state in paged_kv_data.pool_states(log):
-        for name, table in state.tables.items():
-            exact &= len(table) == -(-len(state.text[name]) // P)
-            checked += 1
-    distinct &= all(len(set(s.slot_mapping)) == s.query_start[-1] for s, _ in log.steps)
-print(
-    f"{checked} tables, each ⌈tokens / P⌉ blocks: {exact}, slots distinct: {distinct}"
-)
+        tables += len(state.tables)
+        sizes = {name: -(-len(text) // P) for name, text in state.text.items()}
+        exact &= sizes == {name: len(table) for name, table in state.tables.items()}
+print(f"{tables} tables of ⌈tokens / P⌉ blocks: {exact}; {sent_back} times sent back")
+print("our pool hands out the same:", same, "all free again:", not any(pool.ref_count))
 
 # %% [markdown]
-# All of them. Move the slider and follow A, B and C through the run: who takes which
+# Equal, block for block. Move the slider and follow A, B and C through the run: who takes which
 # block, when A and B part, what happens to the blocks of a request that ends.
 
 # %% tags=["picture"]
@@ -405,10 +409,12 @@ show(
 
 # %% tags=["claim"]
 together = [list(answer.token_ids) for answer in forked.outputs["A"].outputs]
-alone = []
-for seed in (7, 8, 9):
-    one = SamplingParams(temperature=1.0, seed=seed, ignore_eos=True)
-    alone.append(example.run({"A": example.TRIO["A"]}, sampling=one).tokens("A"))
+singles = [
+    SamplingParams(temperature=1.0, seed=7 + i, ignore_eos=True) for i in range(3)
+]
+alone = [
+    example.run({"A": example.TRIO["A"]}, sampling=one).tokens("A") for one in singles
+]
 print("three different answers:", len({tuple(answer) for answer in together}) == 3)
 print("the same as one by one:", together == alone)
 
@@ -432,7 +438,7 @@ small = torch.arange(12.0).view(4, 3, 1, 1)  # four blocks of three slots
 print(gather_dense(small, [2, 0], 5).flatten().tolist())
 
 # %% [markdown]
-# Block 2 holds 6, 7, 8, then block 0 gives 0 and 1; the 2 in its last slot is cut off.
+# Block 2 gives 6, 7, 8, block 0 gives 0 and 1; its last slot is cut off.
 #
 # The engine's `paged_attention` takes a whole step at once. We compare the two on random
 # steps: 1 to 4 requests with lengths of 1, a multiple of P, one more and anything else;
@@ -451,9 +457,7 @@ for _ in range(80):
         ]
         truth = dense_attention(case.query[rows], *dense, 0.3)
         worst = max(worst, float((paged[rows] - truth).abs().nan_to_num(9).max()))
-        kinds.add(
-            (length == 1, length % case.block_size == 0, rows.stop - rows.start == 1)
-        )
+        kinds.add((length == 1, length % case.block_size == 0, len(paged[rows]) == 1))
 print(len(kinds), "kinds of requests, largest difference below 1e-12:", worst < 1e-12)
 
 # %% [markdown]
@@ -475,30 +479,26 @@ show_source(paged_attention)
 # %% tags=["claim"]
 weights, kept = torch.tensor([1.0, 0.0]), torch.tensor([5.0, float("nan")])
 print("weights · values:", (weights * kept).sum().item())
-print(
-    "masked values zeroed first:",
-    (weights * kept.masked_fill(weights == 0, 0)).sum().item(),
-)
+zeroed = kept.masked_fill(weights == 0, 0)
+print("masked values zeroed first:", (weights * zeroed).sum().item())
 
 # %% [markdown]
 # Zero times NaN is NaN. Masked values have to be set to 0, not weighed with it.
 #
 # The engine's debug mode makes this a test: it fills every block with NaN when it is freed
-# or handed out. Then the cache is small, so blocks change hands often. If one stale slot
-# reached an output, no token after it would be right.
+# or handed out, unless a look-up can still find it. If one stale slot reached an output,
+# no token after it would be right. With 5 blocks, blocks change hands often.
 
 # %% tags=["claim"]
-poisoned = example.run(debug=True)
-tight = example.run(debug=True, num_kv_blocks=5, enable_prefix_caching=False)
-for name, log in (("12 blocks", poisoned), ("5 blocks", tight)):
+for N in (12, 5):
+    log = example.run(debug=True, num_kv_blocks=N, enable_prefix_caching=N > 5)
     count = sum(len(step.block_poison) for step, _ in log.steps)
-    again = sum(e.name == "request.preempted" for e in log.events)
+    again = sum(event.name == "request.preempted" for event in log.events)
     same = all(log.tokens(request) == run.tokens(request) for request in "ABC")
-    print(f"{name}: {count} blocks poisoned, {again} preemptions, same tokens: {same}")
+    print(f"{N} blocks: {count} poisoned, {again} times sent back, same tokens: {same}")
 
 # %% [markdown]
-# Not one NaN got out. With five blocks, requests lost their blocks to each other and
-# began anew (L03 calls it *preemption*), and the tokens are still the same.
+# Not one NaN got out, even where requests lost their blocks to each other and began anew.
 #
 # ## Which block size?
 #
@@ -509,21 +509,20 @@ for name, log in (("12 blocks", poisoned), ("5 blocks", tight)):
 # %% tags=["claim"]
 counted, found = {}, {}
 for P in (1, 2, 4, 8, 16, 32, 64):
-    size = {"block_size": P, "num_kv_blocks": 4096 // P}
-    log = example.run(
-        many, max_num_batched_tokens=256, enable_prefix_caching=False, **size
-    )
+    size = {"block_size": P, "num_kv_blocks": 4096 // P, "max_num_batched_tokens": 256}
+    log = example.run(many, enable_prefix_caching=False, **size)
     counted[P] = paged_kv_data.empty_slots(log)
     found[P] = example.run(**size).outputs["B"].num_cached_tokens
-    print(f"P = {P:2}: predicted {(P - 1) / 2:4}, counted {counted[P]:4.1f}", end="; ")
     print(
-        f"a table of 1,000 tokens: {-(-1000 // P):4} entries; B finds {found[P]:2} of A"
+        f"P = {P:2}: predicted {(P - 1) / 2:4}, counted {counted[P]:4.1f} empty slots;",
+        end="",
     )
+    print(f" {-(-1000 // P):4} entries for 1,000 tokens; B finds {found[P]:2}")
 
 # %% [markdown]
-# Waste speaks for small blocks. The other two columns say what else P decides: a table
-# has ⌈S / P⌉ entries, and only full blocks can be found again, so B finds 20 of A's
-# tokens with small blocks and none with blocks of 32.
+# Waste speaks for small blocks. So does sharing: only full blocks can be found again, so B
+# finds 20 of A's tokens with small blocks and none with blocks of 32. Tables speak against
+# them: ⌈S / P⌉ entries.
 
 # %% tags=["picture"]
 show(
@@ -553,34 +552,36 @@ print(f"dense moves {kv_bytes:,} bytes, a gather {3 * kv_bytes:,}")
 
 # %% [markdown]
 # The table costs nothing to speak of. The gather should make attention three times as
-# slow. Predicted from this machine's read bandwidth, measured on the same machine where
-# this notebook was built (not compared):
+# slow. Predicted from the rate at which this machine reads as many bytes again and again,
+# and measured, both where this notebook was built (not compared):
 
 # %% tags=["measure"]
-from minifer.perf.limit import this_machine
+from minifer.perf.limit import read_bandwidth
 
-bandwidth = this_machine(seconds=0.6).memory_bandwidth
 times = paged_kv.time_attention((256, 512, 1024, 2048, 4096), (1, 16))
-print(f"read bandwidth, measured: {bandwidth / 1e9:.1f} GB/s")
+bandwidths = [read_bandwidth(size, seconds=0.05) for size in times.num_bytes]
+print("read bandwidth (GB/s):  ", " ".join(f"{b / 1e9:.0f}" for b in bandwidths))
 for name in ("blocks of 1", "blocks of 16"):
     ratios = [a / b for a, b in zip(times.arms[name], times.arms["dense"], strict=True)]
     print(f"{name:12} against dense:", " ".join(f"{ratio:.1f}×" for ratio in ratios))
+fresh = [n / 1e6 for n in times.fresh_bytes["blocks of 16"]]
+print("fresh memory (MB a call):", " ".join(f"{n:.1f}" for n in fresh))
 
 # %% [markdown]
-# The lines are predictions, the marks measurements.
+# Lines are predicted, marks measured.
 
 # %% tags=["picture"]
 show(
-    paged_kv.times_figure(times, bandwidth),
+    paged_kv.times_figure(times, bandwidths),
     alt="Time of one layer's attention against context from 256 to 4,096 tokens, on "
     "logarithmic axes: predicted lines for KV moved once and three times, and measured "
     "marks for dense attention, blocks of 1 and blocks of 16.",
 )
 
 # %% [markdown]
-# Where the paged marks lie above the upper line, the prediction left something out: the
-# copy needs fresh memory, which the operating system hands over page by page when it is
-# large; and what fits a cache comes faster than memory delivers.
+# The last line of the numbers says where the prediction is blind. Where it is 0, expect
+# about three times. Where each call gets fresh memory for its copy, the operating system
+# clears it page by page first, and that can cost more than all the rest.
 #
 # So why page at all? First, the loss is in one of many operations of a step, the gain is
 # several times the requests in each step. Second, the copy is not needed. A kernel walks
@@ -673,11 +674,8 @@ for headroom in (0, 0.04, 0.2):
 
 # %% tags=["claim"]
 print("1.", (-(-33 // 16), -(-33 // 16) * 16 - 33) == (3, 15))
-print(
-    "2.",
-    [9, 2, 7][6 // 4] * 4 + 6 % 4 == 10,
-    [9, 2, 7].index(29 // 4) * 4 + 29 % 4 == 9,
-)
+table = [9, 2, 7]
+print("2.", table[6 // 4] * 4 + 6 % 4 == 10, table.index(29 // 4) * 4 + 29 % 4 == 9)
 for number, tokens, copies in (("3.", 24, 0), ("4.", 26, 3)):
     four = SamplingParams(n=4, temperature=1.0, seed=1, ignore_eos=True)
     log = example.run({"q": ("x" * tokens, 10)}, sampling=four, num_kv_blocks=32)

@@ -113,7 +113,7 @@ def test_times_have_a_number_for_each_context_and_the_bytes_they_should_move():
     assert list(times.arms) == ["dense", "blocks of 4"]
     assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in times.arms.values())
     assert times.num_bytes == (2 * 8 * 2 * 4 * 4, 2 * 20 * 2 * 4 * 4)
-    labels = figure_texts(paged_kv.times_figure(times, 1e9))
+    labels = figure_texts(paged_kv.times_figure(times, (1e9, 2e9)))
     assert "predicted: KV moved three times" in labels and "measured: dense" in labels
 
 

@@ -5,7 +5,6 @@ What they draw comes from `paged_kv_data`, which claims and tests check.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +71,9 @@ def pool_figure(state: PoolState) -> Figure:
     legend = [patch(f"token of {n}", c) for n, c in colours.items()]
     legend.append(patch("held, no token yet", "white"))
     legend.append(patch("free", PALETTE["free"]))
-    legend.append(patch("written in this step: thick frame", "white"))
+    written_now = patch("written in this step", "white")
+    written_now.set_linewidth(2)
+    legend.append(written_now)
     legend.append(patch("full, can be found", PALETTE["cached"]))
     finish(figure, axes, f"Step {state.step}: in order above, where it lies below", legend)
     return figure
@@ -119,8 +120,9 @@ def _box(
 ) -> None:
     from matplotlib.patches import Rectangle
 
-    style = {"facecolor": colour, "edgecolor": edge, "linewidth": line, "hatch": hatch}
-    axes.add_patch(Rectangle((x, y), wide, high, **style))
+    box = Rectangle((x, y), wide, high, facecolor=colour, edgecolor=edge, linewidth=line)
+    box.set_hatch(hatch)
+    axes.add_patch(box)
 
 
 def reservation_figure(state: PoolState, finals: Mapping[str, int], longest: int) -> Figure:
@@ -219,8 +221,10 @@ def waste_figure(counted: Mapping[int, float]) -> Figure:
         ("predicted: (P - 1) / 2", predicted, SERIES[0]),
         ("counted in the engine", list(counted.values()), SERIES[1]),
     ):
-        marks = {"color": colour, "marker": marker, "linestyle": line}
-        axes.plot(sizes, values, label=label, markerfacecolor="none", markersize=8, **marks)
+        axes.plot(
+            sizes, values, label=label, color=colour, marker=marker, linestyle=line,
+            markerfacecolor="none", markersize=8,
+        )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(P) for P in sizes])
     label_axes(
@@ -239,12 +243,14 @@ def waste_figure(counted: Mapping[int, float]) -> Figure:
 class AttentionTimes:
     """Seconds of one decode step's attention in one layer. arms: name → seconds, a context each.
 
-    num_bytes: keys and values of each context, read once.
+    num_bytes: keys and values of each context, read once. fresh_bytes: arm → memory that a call
+    got page by page from the operating system, 0 where the system does not count.
     """
 
     contexts: tuple[int, ...]
     num_bytes: tuple[int, ...]
     arms: Mapping[str, tuple[float, ...]]
+    fresh_bytes: Mapping[str, tuple[float, ...]]
 
 
 def time_attention(
@@ -254,12 +260,12 @@ def time_attention(
     requests: int = 1,
     kv_heads: int = 8,
     head_dim: int = 64,
-    rounds: int = 9,
+    rounds: int = 12,
 ) -> AttentionTimes:
     """Dense attention over contiguous KV against the engine's paged attention, on this machine.
 
     requests: B queries of K heads of C numbers. Blocks are shuffled. Float32; the arms take turns,
-    and the median of `rounds` counts.
+    and the fastest of `rounds` counts: a neighbour can only slow one down.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as attend
@@ -270,6 +276,7 @@ def time_attention(
     B, K, C, scale = requests, kv_heads, head_dim, head_dim**-0.5
     names = ["dense", *(f"blocks of {P}" for P in block_sizes)]
     found: dict[str, list[float]] = {name: [] for name in names}
+    fresh: dict[str, list[float]] = {name: [] for name in names}
     for S in contexts:
         query = torch.randn(B, K, C)
         keys, values = torch.randn(2, B, K, S, C).unbind()
@@ -288,30 +295,49 @@ def time_attention(
             _ = batch.decode  # the index is made once a step, for all layers
 
             def paged(q=query, kv=cache, b=batch) -> None:  # type: ignore[no-untyped-def]
-                paged_attention(q, *kv, b, scale)
+                paged_attention(q, kv[0], kv[1], b, scale)
 
             calls.append(paged)
-        for name, seconds in zip(names, _in_turns(calls, rounds), strict=True):
+        for name, (seconds, pages) in zip(names, _in_turns(calls, rounds), strict=True):
             found[name].append(seconds)
+            fresh[name].append(pages)
     num_bytes = tuple(2 * B * S * K * C * 4 for S in contexts)
-    return AttentionTimes(tuple(contexts), num_bytes, {n: tuple(v) for n, v in found.items()})
+    return AttentionTimes(
+        tuple(contexts),
+        num_bytes,
+        {name: tuple(values) for name, values in found.items()},
+        {name: tuple(values) for name, values in fresh.items()},
+    )
 
 
-def _in_turns(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+def _in_turns(calls: Sequence[Callable[[], object]], rounds: int) -> list[tuple[float, float]]:
+    """(seconds, fresh bytes) of each call: the fastest round, the mean over rounds."""
     times: list[list[float]] = [[] for _ in calls]
+    fresh = [0.0 for _ in calls]
     for number in range(rounds + 1):  # the first round is not counted
-        for call, mine in zip(calls, times, strict=True):
-            begin = time.perf_counter()
+        for index, call in enumerate(calls):
+            before, begin = _fresh_bytes(), time.perf_counter()
             call()
+            seconds = time.perf_counter() - begin
             if number:
-                mine.append(time.perf_counter() - begin)
-    return [statistics.median(mine) for mine in times]
+                times[index].append(seconds)
+                fresh[index] += (_fresh_bytes() - before) / rounds
+    return [(min(mine), pages) for mine, pages in zip(times, fresh, strict=True)]
 
 
-def times_figure(times: AttentionTimes, bandwidth: float) -> Figure:
+def _fresh_bytes() -> float:
+    """Memory that this process has got page by page so far; 0 where that is not counted."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_minflt * resource.getpagesize())
+
+
+def times_figure(times: AttentionTimes, bandwidths: Sequence[float]) -> Figure:
     """Predicted (lines) and measured (marks): dense reads KV once, a gather moves it three times.
 
-    bandwidth: of this machine, bytes/s.
+    bandwidths: bytes/s at which this machine reads `times.num_bytes`, one a context.
     """
     figure = new_figure(7.4, 4.0)
     axes = figure.subplots()
@@ -320,7 +346,8 @@ def times_figure(times: AttentionTimes, bandwidth: float) -> Figure:
     for (name, seconds), (colour, marker, _) in zip(times.arms.items(), SERIES, strict=False):
         if passes[name] not in drawn:
             drawn.add(passes[name])
-            floor = [1e3 * passes[name] * n / bandwidth for n in times.num_bytes]
+            moved = [1e3 * passes[name] * n for n in times.num_bytes]
+            floor = [n / rate for n, rate in zip(moved, bandwidths, strict=True)]
             label = f"predicted: KV moved {'once' if passes[name] == 1 else 'three times'}"
             line = "-" if passes[name] == 1 else "--"
             axes.plot(times.contexts, floor, color=colour, linestyle=line, label=label)

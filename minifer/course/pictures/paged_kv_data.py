@@ -148,9 +148,8 @@ def scattered_step(rng: random.Random, *, heads: int = 4, kv_heads: int = 2) -> 
     unused = [0] * start[-1]  # attention asks for neither tokens nor positions nor slots
     batch = ForwardBatch.build(unused, unused, unused, start, lengths, tables, [], P)
     rows = [slice(a, b) for a, b in itertools.pairwise(start)]
-    return ScatteredStep(
-        P, query, *caches.unbind(), batch, tuple(zip(tables, lengths, rows, strict=True))
-    )
+    requests = tuple(zip(tables, lengths, rows, strict=True))
+    return ScatteredStep(P, query, caches[0], caches[1], batch, requests)
 
 
 def random_requests(count: int, seed: int = 4) -> dict[str, tuple[str, int]]:
@@ -244,7 +243,7 @@ def _contiguous(
         for request in running:
             request.tokens += 1
         running = [request for request in running if request.tokens < request.final]
-    return Shares(policy, *_means(seen))
+    return _shares(policy, seen)
 
 
 def _first_gap(running: Sequence[_Running], size: int, capacity: int) -> int | None:
@@ -294,7 +293,7 @@ def _paged(
         for request in running:
             free += request.held // P if request.tokens >= request.final else 0
         running = [request for request in running if request.tokens < request.final]
-    return Shares("blocks", *_means(seen), recomputed / computed)
+    return _shares("blocks", seen, recomputed / computed)
 
 
 def _waiting(line: Any, again: list[_Running]) -> _Running:
@@ -313,5 +312,10 @@ def _count(running: Sequence[_Running], capacity: int) -> tuple[float, float, fl
     return tokens / capacity, later / capacity, never / capacity, gaps / capacity, len(running)
 
 
-def _means(rows: Sequence[tuple[float, float, float, float, int]]) -> list[float]:
-    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+def _shares(
+    policy: str, rows: Sequence[tuple[float, float, float, float, int]], recomputed: float = 0.0
+) -> Shares:
+    stored, later, never, gaps, running = (
+        sum(column) / len(rows) for column in zip(*rows, strict=True)
+    )
+    return Shares(policy, stored, later, never, gaps, running, recomputed)
