@@ -170,13 +170,15 @@ def label_axes(axes: Axes, *, title: str, x: str, y: str) -> None:
 
 def log_axes(axes: Axes, ticks: Sequence[int]) -> None:
     """Logarithmic axes that can be read: the ticks given along x, plain numbers along y."""
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def finish(figure: Figure, axes: Axes, title: str, legend: list[Any]) -> None:
