@@ -41,7 +41,8 @@ def generate(
     rope: Rope, cached_attention: Attention, prompt: Sequence[int], wanted: int
 ) -> list[int]:
     """Greedy tokens of minifer-tiny: the prompt in one pass, then token by token."""
-    new, tokens = list(prompt), []
+    new = list(prompt)
+    tokens: list[int] = []
     start = 0
     past: list[Any] = [None] * tiny().config.num_layers
     while len(tokens) < wanted:
