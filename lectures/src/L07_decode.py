@@ -106,9 +106,9 @@ show(
     pictures.bytes_figure(
         points, title="The larger the batch, the more of a step is KV"
     ),
-    alt="Shares of weights and KV in what a step reads, at 1,024 tokens of context. KV: "
-    "1, 3, 13, 36 and 70 % for batches of 1, 4, 16, 64 and 256. A token costs 15.14, "
-    "3.89, 1.07, 0.37 and 0.19 GB.",
+    alt="Weights and KV in what a step reads, at 1,024 tokens of context. KV is 1, 3, "
+    "13, 36 and 70 % for batches of 1, 4, 16, 64 and 256. A token costs 15.14, 3.89, "
+    "1.07, 0.37 and 0.19 GB.",
 )
 
 # %% [markdown]
