@@ -161,7 +161,8 @@ def alive(mark: str, body: str) -> str:
     output = ".jp-OutputArea-child"
     twin = f"{output}:has(+ {output} .{mark}-live),body:not(:has({output})) .{mark}"
     style = f"<style>{twin}{{display:none}}</style>"
-    return f'{style}<div class="{mark}-live" aria-live="polite">{body}</div>'
+    shown = f'class="{mark}-live" style="line-height:1.35" aria-live="polite"'
+    return f"{style}<div {shown}>{body}</div>"
 
 
 def display_widget(box: Any, words: str) -> None:
