@@ -308,3 +308,10 @@ check("8.5")
 # something that is the same in every process (`hash` of a text is not).
 #
 # </details>
+#
+# <details><summary>Help: I see the same tokens for different seeds</summary>
+#
+# torch's CPU generator looks at the lowest 32 bits of the number in `manual_seed` and ignores the rest:
+# 5 and 2³² + 5 are one seed to it.
+#
+# </details>

@@ -595,11 +595,11 @@ def test_ex08_5_the_callers_generators_are_left_alone(target, rng):
 def probe_draws(target):
     first = wide(target, [5, 6, 7], [3, 3, 3])
     again = wide(target, [7, 5], [3, 3])
-    state = torch.get_rng_state()
+    state, other = torch.get_rng_state(), random.getstate()
     summed = wide(target, [4], [4]) == first[:1]
     later = wide(target, [5], [9]) == first[:1]
     joined = wide(target, [12], [34]) == wide(target, [123], [4])
-    kept = torch.get_rng_state().equal(state)
+    kept = [torch.get_rng_state().equal(state), random.getstate() == other]
     masked = torch.tensor([[0.0, 3.0, -torch.inf]]).expand(40, -1).clone()
     spread = sorted(set(target.draw_batch(masked, list(range(40)), [0] * 40)))
     return [again == [first[2], first[0]], summed, later, joined, kept, spread]
