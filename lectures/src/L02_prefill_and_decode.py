@@ -125,10 +125,10 @@ for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj"):
     print(f"{name:18}", list(weights[f"layers.0.{name}.weight"].shape))
 
 # %% [markdown]
-# `qkv_proj` is three matrices in one: 12 · 16 rows make queries, 6 · 16 keys and
-# 6 · 16 values. Two query heads share a key head (*grouped-query attention*), which
-# halves what must be kept. We write the pass from the inside out. Norm and MLP first:
-# look whether any line mixes two tokens.
+# In attention a token asks with its *query*, is found by its *key* and gives its *value*.
+# `qkv_proj` makes all three: 12 · 16 rows of queries, 6 · 16 of keys and 6 · 16 of values.
+# Two query heads share a key head (*grouped-query attention*). We write the pass from the
+# inside out. Norm and MLP first: look whether any line mixes two tokens.
 
 
 # %% tags=["claim"]
@@ -150,10 +150,10 @@ print("alone as in company:", torch.allclose(mlp(x[2:3], 0), mlp(x, 0)[2:3], ato
 
 # %% [markdown]
 # None does: a token may as well be computed alone. Only attention mixes tokens, and all
-# it wants of the others is their keys and values. Those of an earlier token do not change when a later one comes, because no
-# token looks ahead. **So keys and values are what must be kept**: of each layer, each
-# key head, each token. We give them room in advance. Look at what the room holds
-# before anything is written.
+# it wants of the others is their keys and values. Those of an earlier token do not change
+# when a later one comes, because no token looks ahead. **So keys and values are what must
+# be kept**: of each layer, each key head, each token. We give them room in advance. Look
+# at what the room holds before anything is written.
 
 
 # %% tags=["claim"]
@@ -487,10 +487,10 @@ for tokens, context in ((1000, 1000), (1, 1001)):
 
 # %% [markdown]
 # A drawn token takes three hundred times as long as a given one. (Moved are weights,
-# keys and values, and what flows between operations.) The decode machine (a batch shares the
-# read of the weights, [L07](L07_decode.ipynb)); the prefill machine wants arithmetic
-# ([L06](L06_prefill.ipynb)). That is why some engines give each its own chips, and why
-# all others must take care how they mix.
+# keys and values, and what flows between operations.) The decode machine wants bandwidth,
+# and company to share the weights with ([L07](L07_decode.ipynb)); the prefill machine
+# wants arithmetic ([L06](L06_prefill.ipynb)). That is why some engines give each its own
+# chips, and all others must take care how they mix.
 #
 # ## What does a user feel?
 #
@@ -735,22 +735,23 @@ print("4.", 2000 * per_token == 262_144_000)
 # - **No phases in the scheduler.** vLLM's V1 scheduler begins with the comment that it
 #   knows no decoding phase nor prefill phase: a request's computed tokens catch up with
 #   its tokens ([scheduler.py](https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/sched/scheduler.py)).
-#   minifer does the same. nano-vLLM makes each step either all prefill or all decode
-#   ([scheduler.py](https://github.com/GeeeekExplorer/nano-vllm/blob/main/nanovllm/engine/scheduler.py)),
-#   and so do the batches of
-#   [mini-sglang](https://github.com/sgl-project/mini-sglang), SGLang's small sibling,
-#   prefill first.
+#   minifer does the same. A step of nano-vLLM
+#   ([scheduler.py](https://github.com/GeeeekExplorer/nano-vllm/blob/main/nanovllm/engine/scheduler.py))
+#   or of [mini-sglang](https://github.com/sgl-project/mini-sglang), SGLang's small
+#   sibling, is all prefill or all decode.
 # - **Chunks to protect ITL.** Sarathi-Serve
 #   ([arXiv:2403.02310](https://arxiv.org/abs/2403.02310)) mixes decodes with chunks of
-#   prefill; it is where "stall-free" batching comes from.
+#   prefill, so that none stalls.
 # - **Two machines indeed.** DistServe
 #   ([arXiv:2401.09670](https://arxiv.org/abs/2401.09670)) and Splitwise
 #   ([arXiv:2311.18677](https://arxiv.org/abs/2311.18677)) run prefill and decode on
 #   different chips and send the cache across.
 # - **The words on the dashboard.** vLLM exports `vllm:time_to_first_token_seconds` and
 #   `vllm:inter_token_latency_seconds` as histograms
-#   ([metrics](https://docs.vllm.ai/en/latest/usage/metrics/)). TensorRT-LLM's
-#   documents call the two phases *context phase* and *generation phase*
+#   ([metrics](https://docs.vllm.ai/en/latest/usage/metrics/)). Ask from when: its
+#   *per-request* TTFT begins when the request is scheduled
+#   ([docs](https://docs.vllm.ai/en/latest/features/per_request_metrics)), ours when it
+#   arrives. TensorRT-LLM says *context phase* and *generation phase*
 #   ([attention](https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html)).
 #
 # ## Exercises
