@@ -294,12 +294,20 @@ check("1.4")
 # ones, and a step without tokens would have none.
 #
 # </details>
+#
+# <details><summary>Help: I see ZeroDivisionError</summary>
+#
+# The tokens of all steps may add up to 0, also when there is no step at all. Raise `ValueError` before you
+# divide.
+#
+# </details>
 
 # %% [markdown]
 # Your function on a real model (needs 1.2): minifer-tiny in float32, three requests of 32, 29 and 24
 # tokens. Watched, the engine reads 5,538,816 bytes of weights in such a step.
 
 # %%
+# decode_step_bytes(example.tiny().config, [32, 29, 24], 4, 4)
 ### BEGIN AUTHOR
 print(decode_step_bytes(example.tiny().config, [32, 29, 24], 4, 4))
 ### END AUTHOR
