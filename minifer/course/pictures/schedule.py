@@ -199,6 +199,8 @@ class Panel:
 
 def curves(panel: Panel, *, title: str, line: float | None = None) -> Figure:
     """One plot. title: the finding. line: a height to compare with."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = new_figure(7.5, 3.6)
     axes = figure.subplots()
     if line is not None:
@@ -206,13 +208,12 @@ def curves(panel: Panel, *, title: str, line: float | None = None) -> Figure:
     for (label, (xs, ys)), (colour, marker, dash) in zip(
         panel.series.items(), SERIES, strict=False
     ):
-        style = {"color": colour, "marker": marker, "linestyle": dash, "markersize": 5}
-        axes.plot(xs, ys, label=label, **style)
+        axes.plot(xs, ys, color=colour, marker=marker, linestyle=dash, markersize=5, label=label)
     if panel.log_y:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     label_axes(axes, title=title, x=panel.x, y=panel.y)
     return figure
 

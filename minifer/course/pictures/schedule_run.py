@@ -127,7 +127,8 @@ def serve(
     defaults = {"block_size": 16, "num_kv_blocks": 4096, "enable_prefix_caching": False}
     config = EngineConfig(**{**defaults, **options})
     assert config.num_kv_blocks is not None  # a default above
-    now, sink, plans, requests = 0.0, ListSink(), [], []
+    now, sink, plans = 0.0, ListSink(), []
+    requests: list[Request] = []
     bus = EventBus(sink, clock=lambda: now)
     kv = KVCacheManager(
         config.num_kv_blocks,
