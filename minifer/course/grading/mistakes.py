@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from minifer.course.grading.plain import array_as_tensor, fields_of, plain
+
+if TYPE_CHECKING:
+    from minifer.course.grading.client import ForkServer
 
 _DIGITS = 4  # significant ones: the last bits of a sum depend on the machine
 _TINY = 1e-6  # is zero
@@ -85,12 +89,12 @@ def resembles(tests: Path, exercise: str, value: str) -> str:
     return f"behaves like: {diagnosis}" if diagnosis else ""
 
 
-def write_mistakes(master: Path) -> Path:
+def write_mistakes(master: Path, server: ForkServer | None = None) -> Path:
     """Run the probes on a solution and on its mutants; write `exercises/tests/mistakes/ex04.json`.
 
-    What is written holds no code: exercise → id, diagnosis and fingerprint of each known mistake.
-    Raises `ValueError` that names the mutants whose fingerprint is the solution's or another's:
-    a probe must tell them apart.
+    server: to run on; one is started without. What is written holds no code: exercise → id,
+    diagnosis and fingerprint of each known mistake. Raises `ValueError` that names the mutants
+    whose fingerprint is the solution's or another's: a probe must tell them apart.
     """
     from tempfile import TemporaryDirectory
 
@@ -111,14 +115,17 @@ def write_mistakes(master: Path) -> Path:
     ]
     entries: dict[str, list[dict[str, str]]] = {}
     problems: list[str] = []
-    with ForkServer(0) as server, TemporaryDirectory() as folder:
+    with (
+        nullcontext(server) if server else ForkServer(0) as running,
+        TemporaryDirectory() as folder,
+    ):
 
         def ask(exercise: str, answer: str) -> str:
             path = Path(folder) / "answer.py"
             path.write_text(answer, encoding="utf-8")
             protected = (book.solutions, tests.parent)
             job = Job(exercise, path, tests, 0, cpu_seconds=10, protected=protected, probe="only")
-            return server.run(job).fingerprint
+            return running.run(job).fingerprint
 
         for exercise in exercises_in(tests) if tests.is_file() else ():
             seen = {ask(exercise, without_author(text)): "the solution"}
