@@ -28,12 +28,12 @@ from minifer.course import check, example
 #
 # *Specification.* `block_names(token_ids, block_size, salt=None, adapter=None)` returns a
 # list of names, one for each *full* block of `token_ids`, in order. `token_ids` is a list
-# of ints below 2⁶³ (it may be empty, and is not changed), `salt` and `adapter` are strings
+# of ints from 0 to 2⁶³ - 1 (it may be empty, and is not changed), `salt` and `adapter` are strings
 # or `None`. A name is the SHA-256 digest (32 `bytes`) of a byte string, which is made of
 # *parts*:
 #
 # 1. the name of the block before it; for the first block the empty string `b""`,
-# 2. the block's tokens, each as 8 bytes, little-endian, signed, one after the other,
+# 2. the block's tokens, each as 8 bytes, little-endian, one after the other,
 # 3. only if `salt` is not `None`: two parts, `b"salt"` and the salt in UTF-8,
 # 4. only if `adapter` is not `None`: two parts, `b"adapter"` and the adapter in UTF-8.
 #
@@ -61,8 +61,8 @@ check("5.1")
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `int.to_bytes(8, "little", signed=True)` gives the 8 bytes of a token, `bytes.join` puts
-# parts together.
+# `token.to_bytes(8, "little")` gives the 8 bytes of a token, `b"".join(…)` puts parts
+# together.
 #
 # </details>
 #
@@ -191,8 +191,37 @@ check("5.2")
 class PrefixLRU:
     """Names of blocks, at most `capacity`; the least recently used leaf goes first."""
 
-    # YOUR CODE HERE
-    raise NotImplementedError("ex5.3")
+    def __init__(self, capacity):
+        # YOUR CODE HERE
+        raise NotImplementedError("ex5.3")
+
+    def __len__(self):
+        # YOUR CODE HERE
+        raise NotImplementedError("ex5.3")
+
+    def __contains__(self, name):
+        # YOUR CODE HERE
+        raise NotImplementedError("ex5.3")
+
+    def lookup(self, path):
+        """How many names of the path, from the first on, are held; touches these."""
+        # YOUR CODE HERE
+        raise NotImplementedError("ex5.3")
+
+    def insert(self, path):
+        """Take the path in, as far as there is room; returns the names evicted for it."""
+        # YOUR CODE HERE
+        raise NotImplementedError("ex5.3")
+
+    def pin(self, name):
+        """One more pin on a held name."""
+        # YOUR CODE HERE
+        raise NotImplementedError("ex5.3")
+
+    def unpin(self, name):
+        """One pin fewer."""
+        # YOUR CODE HERE
+        raise NotImplementedError("ex5.3")
 
 
 # %%
@@ -208,8 +237,8 @@ check("5.3")
 #
 # <details><summary>Hint 2</summary>
 #
-# Write one helper that touches and one that finds a victim; `lookup` and `insert` are
-# short then.
+# Write one method that touches and one that finds a victim (the class may have methods of
+# its own); `lookup` and `insert` are short then.
 #
 # </details>
 #
@@ -289,6 +318,22 @@ check("5.4")
 # ### Together
 #
 # Your own parts on the book's requests (needs 5.1 and 5.2): what do A, B and C find, if A
-# was there before?
+# was there before? Compare with the first cell of the lecture.
+
 
 # %%
+def together():
+    prompts = {name: list(text.encode()) for name, (text, _) in example.TRIO.items()}
+    cache, before = {}, None
+    for number, name in enumerate(block_names(prompts["A"], 8)):
+        tokens = tuple(prompts["A"][number * 8 : number * 8 + 8])
+        cache[name] = (number, tokens, before)
+        before = number
+    for name, ids in prompts.items():
+        print(name, "finds", cached_blocks(ids, 8, block_names(ids, 8), cache))
+
+
+try:
+    together()
+except NotImplementedError as missing:
+    print("not yet:", missing)

@@ -28,12 +28,12 @@ from minifer.course import check, example
 #
 # *Specification.* `block_names(token_ids, block_size, salt=None, adapter=None)` returns a
 # list of names, one for each *full* block of `token_ids`, in order. `token_ids` is a list
-# of ints below 2⁶³ (it may be empty, and is not changed), `salt` and `adapter` are strings
+# of ints from 0 to 2⁶³ - 1 (it may be empty, and is not changed), `salt` and `adapter` are strings
 # or `None`. A name is the SHA-256 digest (32 `bytes`) of a byte string, which is made of
 # *parts*:
 #
 # 1. the name of the block before it; for the first block the empty string `b""`,
-# 2. the block's tokens, each as 8 bytes, little-endian, signed, one after the other,
+# 2. the block's tokens, each as 8 bytes, little-endian, one after the other,
 # 3. only if `salt` is not `None`: two parts, `b"salt"` and the salt in UTF-8,
 # 4. only if `adapter` is not `None`: two parts, `b"adapter"` and the adapter in UTF-8.
 #
@@ -62,7 +62,7 @@ def block_names(token_ids, block_size, salt=None, adapter=None):
     names, before = [], b""
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         block = token_ids[start : start + block_size]
-        tokens = b"".join(token.to_bytes(8, "little", signed=True) for token in block)
+        tokens = b"".join(token.to_bytes(8, "little") for token in block)
         parts = [before, tokens, *(text.encode() for text in extra)]
         data = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
         before = hashlib.sha256(data).digest()
@@ -77,8 +77,8 @@ check("5.1")
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `int.to_bytes(8, "little", signed=True)` gives the 8 bytes of a token, `bytes.join` puts
-# parts together.
+# `token.to_bytes(8, "little")` gives the 8 bytes of a token, `b"".join(…)` puts parts
+# together.
 #
 # </details>
 #
@@ -137,7 +137,7 @@ def cached_blocks(token_ids, block_size, names, cache):
     """Ids of the blocks that hold the longest cached beginning of a prompt."""
     ### BEGIN SOLUTION
     found = []
-    most = max(0, len(token_ids) - 1) // block_size
+    most = (len(token_ids) - 1) // block_size
     for place in range(most):
         if names[place] not in cache:
             break
@@ -219,8 +219,8 @@ check("5.2")
 class PrefixLRU:
     """Names of blocks, at most `capacity`; the least recently used leaf goes first."""
 
-    ### BEGIN SOLUTION
     def __init__(self, capacity):
+        ### BEGIN SOLUTION
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
@@ -228,21 +228,31 @@ class PrefixLRU:
             OrderedDict()
         )  # name → the one before; least recently used first
         self._pins = Counter()
+        ### END SOLUTION
 
     def __len__(self):
+        ### BEGIN SOLUTION
         return len(self._parents)
+        ### END SOLUTION
 
     def __contains__(self, name):
+        ### BEGIN SOLUTION
         return name in self._parents
+        ### END SOLUTION
 
     def lookup(self, path):
+        """How many names of the path, from the first on, are held; touches these."""
+        ### BEGIN SOLUTION
         found = 0
         while found < len(path) and path[found] in self:
             found += 1
         self._touch(path[:found])
         return found
+        ### END SOLUTION
 
     def insert(self, path):
+        """Take the path in, as far as there is room; returns the names evicted for it."""
+        ### BEGIN SOLUTION
         evicted = []
         for place, name in enumerate(path):
             if name in self:
@@ -256,19 +266,25 @@ class PrefixLRU:
             self._parents[name] = path[place - 1] if place else None
         self._touch(path)
         return evicted
+        ### END SOLUTION
 
     def pin(self, name):
+        """One more pin on a held name."""
+        ### BEGIN SOLUTION
         if name not in self:
             raise KeyError(name)
         self._pins[name] += 1
+        ### END SOLUTION
 
     def unpin(self, name):
+        """One pin fewer."""
+        ### BEGIN SOLUTION
         if self._pins[name] == 0:
             raise KeyError(name)
         self._pins[name] -= 1
 
     def _victim(self, path):
-        inner = set(self._parents.values())
+        inner = self._parents.values()
         for name in self._parents:
             if name not in inner and name not in path and self._pins[name] == 0:
                 return name
@@ -278,8 +294,7 @@ class PrefixLRU:
         for name in reversed(names):
             if name in self:
                 self._parents.move_to_end(name)
-
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %%
@@ -295,8 +310,8 @@ check("5.3")
 #
 # <details><summary>Hint 2</summary>
 #
-# Write one helper that touches and one that finds a victim; `lookup` and `insert` are
-# short then.
+# Write one method that touches and one that finds a victim (the class may have methods of
+# its own); `lookup` and `insert` are short then.
 #
 # </details>
 #
@@ -386,16 +401,22 @@ check("5.4")
 # ### Together
 #
 # Your own parts on the book's requests (needs 5.1 and 5.2): what do A, B and C find, if A
-# was there before?
+# was there before? Compare with the first cell of the lecture.
+
 
 # %%
-### BEGIN AUTHOR
-prompts = {name: list(text.encode()) for name, (text, _) in example.TRIO.items()}
-shelf, before = {}, None
-for number, name in enumerate(block_names(prompts["A"], 8)):
-    tokens = tuple(prompts["A"][number * 8 : number * 8 + 8])
-    shelf[name] = (number, tokens, before)
-    before = number
-for name, ids in prompts.items():
-    print(name, cached_blocks(ids, 8, block_names(ids, 8), shelf))
-### END AUTHOR
+def together():
+    prompts = {name: list(text.encode()) for name, (text, _) in example.TRIO.items()}
+    cache, before = {}, None
+    for number, name in enumerate(block_names(prompts["A"], 8)):
+        tokens = tuple(prompts["A"][number * 8 : number * 8 + 8])
+        cache[name] = (number, tokens, before)
+        before = number
+    for name, ids in prompts.items():
+        print(name, "finds", cached_blocks(ids, 8, block_names(ids, 8), cache))
+
+
+try:
+    together()
+except NotImplementedError as missing:
+    print("not yet:", missing)

@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(
         "ex05_2_m1_nothing_left_to_compute",
         "5.2",
-        old="most = max(0, len(token_ids) - 1) // block_size",
+        old="most = (len(token_ids) - 1) // block_size",
         new="most = len(token_ids) // block_size",
         diagnosis="a prompt of whole blocks is found in full: no token is left to compute, so "
         "there are no logits to draw the next one from",
