@@ -114,7 +114,7 @@ show(
 )
 
 # %% [markdown]
-# What the eight cost we see below, when we have a clock.
+# What they cost we see below.
 #
 # ## How long is a step?
 #
@@ -296,8 +296,8 @@ for budget in (64, 128, 256, 512, 2048, 8192):
 # %% [markdown]
 # 512 keeps the promise and costs C nothing that shows. Below 256 a chunk no longer
 # fills the chip: the step waits for the weights, and TTFT grows fourfold while the
-# pause hardly shrinks. That is chunking at a loss. The last column is another: where nobody
-# decodes there is no pause to shorten, and a chunk can only cost.
+# pause hardly shrinks. That is chunking at a loss. The last column is another: where
+# nobody decodes there is no pause to shorten, and a chunk can only cost.
 #
 # Is the clock honest? The same story with a real engine and the bundled model on
 # *this* machine: A decodes, and after ten steps C comes with 900 tokens. Predicted is
@@ -537,8 +537,8 @@ for arrivals, options in worlds[:100]:
 print(dict(held))
 
 # %% [markdown]
-# Every rule held in every step. The tests of the engine do the same with random
-# arrivals, aborts and forks; the exercises' grader does it with your code.
+# The engine's tests do the same with random arrivals, aborts and forks; the exercises'
+# grader does it with your code.
 #
 # ## Who may overtake whom?
 #
@@ -619,8 +619,8 @@ explore(view, rate=sorted(rates), budget=list(traffic), labels=words)
 #
 # ## Is it still the same answer?
 #
-# Every schedule above computes the same function. With the real engine, look at the
-# last column: budgets, seats, chunk caps, memory and policy change, tokens do not.
+# With the real engine, look at the last word of each row: budget, seats, blocks and
+# policy change, tokens do not.
 
 # %% tags=["claim"]
 names = ("max_num_batched_tokens", "max_num_seqs", "num_kv_blocks", "scheduling_policy")
@@ -674,7 +674,7 @@ for values in settings:
 #
 # <details><summary>Answer</summary>
 #
-# 57 tokens behind, 4 blocks. The seven are computed again, not drawn again.
+# 57 tokens behind, 4 blocks. The seven are computed with the prompt, not drawn again.
 #
 # </details>
 #
