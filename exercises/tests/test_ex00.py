@@ -104,7 +104,7 @@ def test_ex00_1_a_trace_that_ends_early(target):
 
 
 def by_hand() -> list[Event]:
-    """A is scheduled and preempted in one step, which is then not computed; P = 4."""
+    """A is scheduled and preempted in one step, which is then not computed; P = 2."""
     told = [
         (0, "request.admitted", (0, 6)),
         (1, "request.scheduled", (0, 6)),
@@ -115,7 +115,8 @@ def by_hand() -> list[Event]:
         (3, "request.scheduled", (4, 7)),
         (3, "token.sampled", (7, 8)),
         (4, "request.preempted", None),
-        (6, "kv.prefix_hit", (0, 4)),
+        (6, "kv.prefix_hit", (0, 2)),
+        (6, "kv.prefix_hit", (2, 4)),
         (6, "request.scheduled", (4, 8)),
     ]
     return [Event(float(s), s, "A", "scheduling", name, span) for s, name, span in told]
