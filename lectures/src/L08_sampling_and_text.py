@@ -78,7 +78,7 @@ for row in (first, sure, open_):
 #
 # Logits are divided by T before the softmax. That raises each probability to the power
 # 1/T, up to a common factor. Write down what T = 2 makes of 0.67, 0.24, 0.09: the
-# square roots 0.82, 0.49, 0.30 over their sum 1.61. Then look at the lines.
+# square roots 0.82, 0.49, 0.30 over their sum 1.61. Then look.
 
 
 # %% tags=["claim"]
@@ -229,7 +229,7 @@ for cut in ({"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.05}):
 # It does, and engines differ in it. This one uses vLLM's: penalties → temperature →
 # min-p → top-k → top-p. Take 0.5, 0.3, 0.2 with T = 2 and top-p 0.45. Temperature
 # first: 0.42, 0.32, 0.26, and 0.42 is below 0.45. Top-p first: 0.5 is not. Which tokens
-# are left in each order?
+# are left? And does top-p 0.8 mean the same at each T?
 
 # %% tags=["claim"]
 logits, right = torch.tensor([0.5, 0.3, 0.2]).log(), {"temperature": 2, "top_p": 0.45}
@@ -237,35 +237,28 @@ print("temperature first:", pic.filter_stages(logits, **right)[-1].support)
 print("top-p first:", pic.filter_stages(logits, top_p=0.45)[-1].support)
 *_, seen, left = pic.filter_stages(logits, top_k=2, top_p=0.6)
 print("top-p sees", [round(p, 3) for p in seen.probabilities.tolist()], left.support)
+short = (open_ * 10).round() / 10  # short numbers: the same picture on every machine
+stages = [pic.filter_stages(short, temperature=T, top_p=0.8) for T in (0.5, 1, 2)]
+print("top-p 0.8 at T = 0.5, 1, 2 keeps", [len(stage[-1].support) for stage in stages])
 
 # %% [markdown]
-# Different tokens survive. The last line is subtler: top-p adds up what top-k has left,
+# Different tokens survive. The third line is subtler: top-p adds up what top-k has left,
 # *renormalised*. 0.5 ÷ 0.8 = 0.625 passes 0.6 alone; the old 0.5 would have let a
-# second token stay.
+# second token stay. And a top-p tuned at one temperature is another setting at the next:
+# it keeps 4 of A's seventh tokens, 11, or 21.
 #
-# Move the sliders. The tokens are the ten likeliest of A's seventh.
+# Move the sliders, and watch the number that is left.
+
 
 # %% tags=["picture"]
-short = (open_ * 10).round() / 10  # short numbers: the same picture on every machine
-
-
 def view(temperature, top_p):
     stages = pic.filter_stages(short, temperature=temperature, top_p=top_p)
     return pic.filters_html([stages[i] for i in (0, 1, 4)])
 
 
-heat = (1.0, 0.25, 0.5, 0.75, 1.25, 1.5, 2.0)
-mass = (0.8, 0.1, 0.3, 0.5, 0.9, 0.95, 1.0)
-alt = "Ten tokens: the model's probabilities, after temperature, after top-p"
+heat, mass = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0), (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+alt = "Twelve tokens: the model's probabilities, after temperature, after top-p"
 explore(view, alt=alt, temperature=heat, top_p=mass)
-
-# %% [markdown]
-# A top-p tuned at one temperature is another setting at the next. Predict: how many
-# tokens pass top-p 0.8 at T = 0.5, 1 and 2, if at 1 it is 11?
-
-# %% tags=["claim"]
-stages = [pic.filter_stages(short, temperature=T, top_p=0.8) for T in (0.5, 1, 2)]
-print("tokens:", [len(stage[-1].support) for stage in stages])
 
 # %% [markdown]
 # ## How is one token drawn?
@@ -404,8 +397,7 @@ for name, value in (("repetition", 2), ("presence", 0.5), ("frequency", 0.5)):
 #
 # Where do they lose? Wherever repetition is right. The rule of a table needs its next
 # `-`, which leads by 4 logits: 98 %. Each earlier `-` takes a frequency penalty of 0.5
-# off the lead. How many does the rule survive? And what becomes of the spaces in A's
-# text? (The text is the model's: not compared.)
+# off the lead. How many does the rule survive? And A's text?
 
 # %% tags=["measure"]
 lead = [pic.penalized([4], [], [0] * n, frequency_penalty=0.5)[0] for n in (0, 4, 8)]
@@ -591,18 +583,15 @@ class PinHook:
 # %% tags=["claim"]
 results = []
 for _ in range(300):
-    chunks, pin = (
-        txt.random_chunks(rng, "12ab", 8),
-        txt.SafetyHook([txt.RegexCheck(r"\d{4}")]),
-    )
+    chunks = txt.random_chunks(rng, "12ab", 8)
+    pin = txt.SafetyHook([txt.RegexCheck(r"\d{4}")])
     results.append([txt.guarded(hook, chunks) for hook in (PinHook(), pin)])
 ended = sum(bool(a[1]) for a, _ in results)
 print(sum(a == b for a, b in results), "of 300 agree,", ended, "replies ended")
 
 # %% [markdown]
-# They agree, but do not wait alike. A regular expression
-# that can match n characters holds back n − 1 at every moment: what is still possible
-# it cannot say. Predict the level of each curve, then compare with the measured one.
+# They agree, but do not wait alike. A regular expression that can match n characters
+# holds back n − 1 at every moment: what is still possible it cannot say. Predict the level of each curve, then compare with the measured one.
 
 # %% tags=["picture"]
 checks = {
@@ -640,9 +629,7 @@ from minifer.postprocessing.guards import default_guards
 for passage in ("ha ", "| --- ", "0, "):
     (guard,) = default_guards("stop", None, lambda *alarm: None)
     ends = [guard.on_token(ord(c), c).finish_reason is not None for c in passage * 60]
-    print(
-        f"{passage!r:8}", f"ends at {ends.index(True) + 1}" if any(ends) else "goes on"
-    )
+    print(f"{passage!r:8}", ends.index(True) + 1 if any(ends) else "goes on")
 
 # %% [markdown]
 # The loop ends after 64 tokens; table and zeros go on, up to a far larger limit. A loop
@@ -651,13 +638,19 @@ for passage in ("ha ", "| --- ", "0, "):
 # ## What does it all cost?
 #
 # Count by hand for greedy: the copy reads and writes 4 bytes a logit, two maxima read 4
-# each, 16 in all. A drawn token also needs noise. Guess its bytes, and their share of
-# the 15.0 GB of weights that a step of Llama 3.1 8B reads (L00), for 64 requests and
-# V = 128,256: modelled, not measured.
+# each, 16 in all. A drawn token also needs noise. Guess how many times as much it moves.
 
 # %% tags=["claim"]
 from minifer.course.pictures import sampling_costs as cost
 
+greedy, drawn = (cost.bytes_a_logit(32_768, temperature=T) for T in (0, 1))
+print(f"greedy {greedy:.0f} bytes a logit; drawn over 20 times:", drawn > 20 * greedy)
+
+# %% [markdown]
+# Now their share of the 15.0 GB of weights that a step of Llama 3.1 8B reads (L00), for
+# 64 requests and V = 128,256: modelled with bytes counted here, not measured.
+
+# %% tags=["measure"]
 ways = {"greedy": {"temperature": 0}, "top-k 50": {"top_k": 50}, "whole row": {}}
 for name, params in ways.items():
     moved = cost.bytes_a_logit(32_768, **params)
@@ -734,16 +727,18 @@ print(4, len(matcher.held), 5, [stream.push(b) for b in "ï 日".encode()].count
 #
 # ## In real engines
 #
-# - **vLLM** has the order used here. Its front end holds back the longest stop's length
-#   minus one, the blunt rule. Stop strings have a history there: a beginning that was
-#   emitted ([#3574](https://github.com/vllm-project/vllm/issues/3574)), a stop over two
-#   tokens that was missed ([#2577](https://github.com/vllm-project/vllm/issues/2577)),
-#   empty first chunks ([#13087](https://github.com/vllm-project/vllm/issues/13087)).
-# - **SGLang** refined what it holds back in
+# - **vLLM** has the order used here, and the blunt rule for stops. Their history: a
+#   beginning that leaked ([#3574](https://github.com/vllm-project/vllm/issues/3574)), a
+#   stop over two tokens missed ([#2577](https://github.com/vllm-project/vllm/issues/2577)),
+#   empty first chunks ([#13087](https://github.com/vllm-project/vllm/issues/13087)). Top-p
+#   by sorting cost 15 % of its throughput, a fused kernel next to nothing (reported in
+#   [#11394](https://github.com/vllm-project/vllm/pull/11394), December 2024).
+# - **SGLang** withholds what may become a stop since
 #   [#11462](https://github.com/sgl-project/sglang/pull/11462).
-# - **TensorRT-LLM** and others sample in fused kernels; their edge cases are found late:
-#   [#1590](https://github.com/NVIDIA/TensorRT-LLM/issues/1590),
-#   [flashinfer #384](https://github.com/flashinfer-ai/flashinfer/issues/384).
+# - **TensorRT-LLM** met float32 sums that never reach p
+#   ([#19485](https://github.com/NVIDIA/TensorRT-LLM/issues/19485)); in its Edge variant
+#   Philox was reported to forget the output index
+#   ([#211](https://github.com/NVIDIA/TensorRT-Edge-LLM/issues/211)), September 2026.
 # - An *approximate* top-k let improbable tokens through in production; the remedy was
 #   an exact one: Anthropic, [A postmortem of three recent
 #   issues](https://www.anthropic.com/engineering/a-postmortem-of-three-recent-issues),

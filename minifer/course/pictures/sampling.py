@@ -219,7 +219,7 @@ def piece(token_id: int) -> str:
 # -- drawings
 
 
-def filters_html(stages: Sequence[Stage], *, tokens: int = 10) -> str:
+def filters_html(stages: Sequence[Stage], *, tokens: int = 12) -> str:
     """Bars of the likeliest tokens before the filters and after each: for a widget."""
     order = torch.sort(stages[0].probabilities, descending=True, stable=True).indices[:tokens]
     heads = "".join(
@@ -232,14 +232,14 @@ def filters_html(stages: Sequence[Stage], *, tokens: int = 10) -> str:
         cells = []
         for stage in stages:
             p = float(stage.probabilities[token])
-            width = round(90 * p)
+            width = round(160 * p)
             bar = (
                 f'<span style="display:inline-block;height:11px;width:{max(width, 1)}px;'
                 f'background:{SERIES[0][0]}"></span> {p:.2f}'
                 if p
                 else "cut"
             )
-            cells.append(f'<td style="text-align:left;min-width:125px">{bar}</td>')
+            cells.append(f'<td style="text-align:left;min-width:200px">{bar}</td>')
         label = html.escape(piece(token))
         lines.append(f'<tr><th style="text-align:left">{label}</th>{"".join(cells)}</tr>')
     return (
