@@ -61,21 +61,19 @@ def _check(exercise: str, caller: FrameType) -> str:
         hidden=False,
         interactive=True,
     )
-    modules = set(sys.modules)
     try:
         with warnings.catch_warnings():
             status = run_pytest(tests, plugin)
         if status == 2 and not any(result.status == "error" for result in results):
             raise KeyboardInterrupt
         line = _line(exercise, results, tests)
-        if line.startswith("✘") and (probes := probes_in(sys.modules[tests.stem], exercise)):
+        loaded = sys.modules.get(tests.stem)
+        if line.startswith("✘") and loaded and (probes := probes_in(loaded, exercise)):
             alike = resembles(tests, exercise, fingerprint(probes, lambda: module))
             line += f"\n{alike}" if alike else ""
         return line
     finally:
-        for name in {tests.stem, *sys.modules} - modules:
-            if name == tests.stem:
-                sys.modules.pop(name, None)
+        sys.modules.pop(tests.stem, None)
 
 
 def _line(exercise: str, results: list[Any], tests: Path) -> str:
