@@ -121,8 +121,9 @@ check("0.1")
 # for what B saved, and compare with the timeline of the lecture.
 
 # %%
-try:
-    for name, row in life_table(example.run().events).items():
-        print(name, row)
-except NotImplementedError:
-    print("0.1 is not attempted")
+if __name__ == "__main__":  # not when the grader reads this file
+    try:
+        for name, row in life_table(example.run().events).items():
+            print(name, row)
+    except NotImplementedError:
+        print("0.1 is not attempted")
