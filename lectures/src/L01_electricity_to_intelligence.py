@@ -274,9 +274,8 @@ print(f"{sum(ratio > 1 for ratio in more)} of {len(more)} steps read more KV")
 print(f"at most {max(more):.2f} times as much; padding is all of it:", all(explained))
 
 # %% [markdown]
-# Where contexts differ, the plain attention pays for the longest. A kernel that reads
-# block by block need not; [L07](L07_decode.ipynb) writes one. The prediction stays
-# the floor.
+# Where contexts differ, the plain attention pays for the longest; a kernel that reads
+# block by block need not ([L07](L07_decode.ipynb)). The prediction stays the floor.
 #
 # The same three requests, drawn from the engine's events: who computed how many
 # tokens in which step. **Write down** which steps you expect to be the tallest before
@@ -294,9 +293,9 @@ show(
 )
 
 # %% [markdown]
-# Tokens in a step, and with them the intensity, fall from 16 to 1 as the requests
-# turn from prefill to decode and then leave one by one. (Four-byte numbers: half a
-# FLOP a byte for each token.)
+# Tokens in a step, and with them the intensity, fall as the requests turn from prefill
+# to decode and then leave one by one. (Four-byte numbers: half a FLOP a byte for each
+# token.)
 
 # %% tags=["claim"]
 print("tokens a step:", tokens)
@@ -337,10 +336,10 @@ for batch in (1, 16, 256):
     print(f"{batch:5} {product:12.1f} {scores:12.4f} {single:15.4f}")
 
 # %% [markdown]
-# The product climbs with the batch, attention stays where it is: below H / K, below 1
-# without sharing. What about *prefill*, where a prompt of S tokens is computed at
-# once? Its S queries share the keys. A query sees half of them on average, so expect
-# something like S / 2 times more. Look at the growth.
+# The product climbs with the batch, attention stays below H / K, below 1 without
+# sharing. What about *prefill*, where a prompt of S tokens is computed at once? Its S
+# queries share the keys, and see half of them on average: expect something like S / 2
+# times more. Look at the growth.
 
 # %% tags=["claim"]
 from minifer.perf.costs import prefill_cost
@@ -418,9 +417,9 @@ curves = electricity.throughput(llama, h100)
 show(electricity.draw_throughput(curves), alt=electricity.ALT["throughput"])
 
 # %% [markdown]
-# Three losses in one picture. A curve bends: more requests, hardly more tokens. A
-# curve ends: there is no room for another request. And what it does not show: each
-# user's own tokens come slower with every neighbour.
+# A curve bends: more requests, hardly more tokens. A curve ends: no room for another
+# request. And what no curve shows: each user's own tokens come slower with every
+# neighbour.
 
 # %% tags=["claim"]
 for context, (batches, rates) in curves.items():
@@ -513,7 +512,7 @@ print(f"ridge point: {here.ridge_point:.1f} FLOPs a byte")
 
 # %% [markdown]
 # A CPU core has a low ridge: it reaches its peak with a few rows. (`begin` gave torch
-# one thread, so that sums come in one order; with more, both numbers grow.)
+# one thread; with more, both numbers grow.)
 #
 # What was read a moment ago lies in a *cache*, small memory near the core. Look at the
 # steps as the buffer grows, and at the line where the weights of minifer-tiny end.
@@ -583,8 +582,7 @@ for g in decodes[:4]:
 # vector and another for large matrices, and a few rows fit neither well: compare the
 # last lines, where a batch can even yield *fewer* tokens than a smaller one. And a MB
 # of KV costs many times a MB of weights: the plain attention gathers keys and values
-# into new tensors, which are written and read again. A roofline says what is possible,
-# a program what is done.
+# into new tensors, which are written and read again.
 #
 # How much more moves than must? The instrument that counted bytes also saw the
 # *activations*, what operations hand to each other. Look at both kinds of step.

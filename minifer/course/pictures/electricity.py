@@ -131,8 +131,15 @@ def medium_model() -> LoadedModel:
     """A model that no ordinary cache holds, 145 MiB in float32, with random weights."""
     from minifer.perf.steps import random_model
 
-    shapes = {"hidden_size": 768, "intermediate_size": 2048, "num_layers": 6}
-    return random_model(replace(example.tiny().config, **shapes, num_kv_heads=4, head_dim=64))
+    config = replace(
+        example.tiny().config,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_layers=6,
+        num_kv_heads=4,
+        head_dim=64,
+    )
+    return random_model(config)
 
 
 def weight_mib(config: ModelConfig) -> float:
