@@ -122,8 +122,8 @@ def rope(x, positions, theta, layout):
         raise ValueError(
             f"positions must have {T} entries, got {list(positions.shape)}"
         )
-    pair = torch.arange(C // 2, dtype=torch.float64)
-    speed = theta ** (-2 * pair / C)
+    even = torch.arange(0, C, 2, dtype=torch.float64)  # 2i
+    speed = theta ** (-even / C)
     angles = (positions.double()[:, None] * speed)[:, None, :]
     cos, sin = angles.cos(), angles.sin()
     if layout == "half":

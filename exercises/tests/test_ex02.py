@@ -45,6 +45,7 @@ def test_ex02_1_a_row_sees_its_own_position_and_all_before(target):
 
 @points("2.1", 1)
 def test_ex02_1_refuses_negative_counts(target):
+    check_masks(target, MASKS[:2])  # and nothing else
     for counts in ((-1, 1), (1, -1)):
         with pytest.raises(ValueError):
             target.causal_mask(*counts)
@@ -105,6 +106,10 @@ VECTORS = [
         ],
     ),
 ]
+
+# The head [1, 2, 3, 4] at position 100,000, theta 10,000, likewise.
+FAR_HALF = [-1.10660720135, -2.18276000955, -2.96233362434, 3.90327538623]
+FAR_INTERLEAVED = [-1.07085840338, -1.9629728169, -1.62038093326, 4.73015492676]
 
 
 def rotated(target, x, positions, theta, layout, tried):
@@ -174,8 +179,18 @@ def test_ex02_2_many_tokens_heads_and_positions(target, generator, shape, layout
 @points("2.2", 1)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_ex02_2_far_positions_are_exact(target, generator, layout):
+    head, far, near = (
+        torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]),
+        torch.tensor([100_000]),
+        torch.tensor([0]),
+    )
+    by_hand = FAR_HALF if layout == "half" else FAR_INTERLEAVED
+    tried = f"rope([1, 2, 3, 4] in float32, positions=[100000], 1e4, {layout!r})"
+    got = rotated(target, head, far, 1e4, layout, tried)
+    compare(
+        got, torch.tensor([[by_hand]]), tried, atol=1e-6
+    )  # rounding of numbers below 5
     query, key = torch.randn(2, 1, 1, 32, generator=generator)
-    far, near = torch.tensor([100_000]), torch.tensor([0])
 
     def turned(x, positions):
         tried = f"rope(x in {x.dtype}, positions={positions.tolist()}, 1e4, {layout!r})"
@@ -199,6 +214,8 @@ def test_ex02_2_far_positions_are_exact(target, generator, layout):
 
 @points("2.2", 1)
 def test_ex02_2_refuses_odd_heads_wrong_layouts_and_lengths(target):
+    for layout in ("half", "interleaved"):  # nothing that is right
+        check_vectors(target, layout)
     x = torch.ones(2, 1, 4)
     for bad in (
         (torch.ones(2, 1, 3), torch.arange(2), 1e4, "half"),
@@ -317,6 +334,14 @@ def test_ex02_3_large_scores_stay_finite(target, generator):
 
 @points("2.3", 0.5)
 def test_ex02_3_refuses_heads_that_do_not_divide(target):
+    query, key, value = (
+        torch.ones(1, 4, 2),
+        torch.ones(1, 2, 2),
+        torch.full((1, 2, 2), 3.0),
+    )
+    tried = "cached_attention with 4 query heads, 2 key heads and one token"
+    out, _ = attended(target, query, key, value, None, tried)
+    compare(out, torch.full((1, 4, 2), 3.0), tried)
     with pytest.raises(ValueError):
         target.cached_attention(
             torch.ones(1, 3, 2), torch.ones(1, 2, 2), torch.ones(1, 2, 2), None

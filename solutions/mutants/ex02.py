@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "ex02_2_m5_exponent_not_doubled",
         "2.2",
-        old="theta ** (-2 * pair / C)",
-        new="theta ** (-pair / C)",
+        old="theta ** (-even / C)",
+        new="theta ** (-even / (2 * C))",
         diagnosis="the pairs turn too fast: the exponent is −2i/C, which runs from 0 to almost −1; "
         "yours ends at −1/2",
         killed_by=HALF,
