@@ -13,6 +13,7 @@ beat a prediction made with it: its weights never leave the cache.
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
 import subprocess
@@ -35,7 +36,11 @@ from minifer.perf.gpu.timing import seconds_per_call
 MIB = 2**20
 _SMALLEST, _LARGEST = 128 * MIB, 512 * MIB  # of the buffer that stands for memory
 _UNKNOWN_CACHE = 32 * MIB  # where the system does not say how large its last cache is
-_MATRIX = {"cpu": 1024, "cuda": 4096}  # edge of the square matrices, large enough for the peak
+_MATRIX = {"cpu": (512, 1024), "cuda": (4096, 8192)}  # edges of square matrices; the best counts
+# A CPU's buffer is read in turns of this many bytes, about a millisecond each: where others use the
+# same cores, a long read is always interrupted, and some short one is not.
+_SLICE_ROWS = 1024
+_SLICE = 4 * 4096 * _SLICE_ROWS  # rows of 4096 float32
 _SAMPLE_SECONDS = 1e-3  # calls shorter than this are timed several in a row
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
@@ -72,8 +77,7 @@ def _measured(seconds: float, dtype: str, device_name: str, threads: int) -> Dev
     read = reader(buffer_bytes(here), device_name)  # making a large buffer takes a while, too
     bandwidth = read(0.4 * seconds)
     left = seconds - (time.perf_counter() - started)
-    edge = matrix_edge(here)
-    flops = matmul_rate(edge, dtype=dtype, seconds=min(0.4 * seconds, left), device=device_name)
+    flops = product_rate(here, dtype=dtype, seconds=min(0.4 * seconds, left), device=device_name)
     return replace(here, peak_flops=flops, memory_bandwidth=bandwidth)
 
 
@@ -89,7 +93,7 @@ def measured_again(
     _check_dtype(dtype)
     half = seconds / 2
     bandwidth = read_bandwidth(buffer_bytes(here), seconds=half, device=device)
-    flops = matmul_rate(matrix_edge(here), dtype=dtype, seconds=half, device=device)
+    flops = product_rate(here, dtype=dtype, seconds=half, device=device)
     return replace(
         here,
         memory_bandwidth=max(here.memory_bandwidth, bandwidth),
@@ -103,9 +107,11 @@ def buffer_bytes(here: Device) -> int:
     return int(min(size, here.memory_bytes / 8)) if here.memory_bytes else int(size)
 
 
-def matrix_edge(here: Device) -> int:
-    """Edge of the square matrices whose product stands for the peak."""
-    return _MATRIX["cuda" if here.num_sms is not None else "cpu"]
+def product_rate(here: Device, *, dtype: str, seconds: float, device: str) -> float:
+    """FLOP/s of square products that stand for the peak: the best size. As `this_machine`."""
+    edges = _MATRIX["cuda" if here.num_sms is not None else "cpu"]
+    each = seconds / len(edges)
+    return max(matmul_rate(edge, dtype=dtype, seconds=each, device=device) for edge in edges)
 
 
 def read_bandwidth(num_bytes: int, *, seconds: float = 0.1, device: str = "auto") -> float:
@@ -123,10 +129,17 @@ def reader(num_bytes: int, device: str = "auto") -> Callable[[float], float]:
     where = _find(device)
     columns = min(4096, num_bytes // 4096 * 4)
     rows = num_bytes // (4 * columns)
+    if where.type == "cpu" and num_bytes > _SLICE:
+        rows = rows // _SLICE_ROWS * _SLICE_ROWS
     matrix = torch.ones(rows, columns, device=where)  # written: every page is a page of its own
     vector = torch.ones(1, columns, device=where)
-    calls = (lambda: torch.nn.functional.linear(vector, matrix), matrix.sum)
-    return lambda seconds: matrix.nbytes / _best_seconds(calls, seconds, where)
+    parts = matrix.split(_SLICE_ROWS if rows > _SLICE_ROWS and where.type == "cpu" else rows)
+    following = itertools.cycle(parts)
+    calls = (
+        lambda: torch.nn.functional.linear(vector, next(following)),
+        lambda: next(following).sum(),
+    )
+    return lambda seconds: parts[0].nbytes / _best_seconds(calls, seconds, where)
 
 
 def matmul_rate(

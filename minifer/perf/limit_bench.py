@@ -119,9 +119,7 @@ def measure_limit(
         READ: partial(_ceiling, limit.reader(limit.buffer_bytes(here), device), "bytes_per_second"),
         PRODUCT: partial(
             _ceiling,
-            lambda s: limit.matmul_rate(
-                limit.matrix_edge(here), dtype=dtype, seconds=s, device=device
-            ),
+            lambda s: limit.product_rate(here, dtype=dtype, seconds=s, device=device),
             "flops_per_second",
         ),
     }

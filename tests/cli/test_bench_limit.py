@@ -20,7 +20,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small buffer and a short turn: what is measured does not matter here."""
     monkeypatch.setattr(limit, "_SMALLEST", MIB)
     monkeypatch.setattr(limit, "_LARGEST", MIB)
-    monkeypatch.setitem(limit._MATRIX, "cpu", 64)
+    monkeypatch.setitem(limit._MATRIX, "cpu", (64,))
     monkeypatch.setattr("minifer.perf.limit_bench._CEILING_SECONDS", 1e-6)
 
 

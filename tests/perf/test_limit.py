@@ -32,7 +32,7 @@ def one_millisecond(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     monkeypatch.setattr(limit, "seconds_per_call", seconds)
     monkeypatch.setattr(limit, "_SMALLEST", MIB)
     monkeypatch.setattr(limit, "_LARGEST", MIB)
-    monkeypatch.setitem(limit._MATRIX, "cpu", 64)
+    monkeypatch.setitem(limit._MATRIX, "cpu", (64,))
     limit._measured.cache_clear()
     yield listed
     limit._measured.cache_clear()
@@ -56,6 +56,25 @@ def test_the_best_pass_counts_over_the_bytes_really_read(
     rate = read_bandwidth(num_bytes, seconds=1e-6, device="cpu")
     assert rate == pytest.approx(made[0].nbytes / 5e-4)
     assert 0.6 * num_bytes < made[0].nbytes <= num_bytes
+
+
+def test_a_large_buffer_is_read_part_by_part(
+    one_millisecond: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limit, "_SLICE_ROWS", 64)
+    monkeypatch.setattr(limit, "_SLICE", 64 * 16_384)
+    seen: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def watched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(weight.data_ptr())
+        return linear(x, weight)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    # Rows of 16,384 bytes: four parts of 64 rows, and 10 rows that no part needs.
+    rate = read_bandwidth(266 * 16_384, seconds=1e-6, device="cpu")
+    assert rate == pytest.approx(64 * 16_384 / 1e-3)
+    assert len(set(seen)) > 2  # one after the other, the sums in between
 
 
 def test_a_rate_is_of_its_dtype(one_millisecond: list[float]) -> None:
