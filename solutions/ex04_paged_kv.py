@@ -46,8 +46,8 @@ def slot_mapping(block_tables, computed, new, block_size):
     """The slots of this step's tokens, request after request."""
     ### BEGIN SOLUTION
     slots = []
-    for table, first, count in zip(block_tables, computed, new, strict=True):
-        for position in range(first, first + count):
+    for b, table in enumerate(block_tables):
+        for position in range(computed[b], computed[b] + new[b]):
             index, offset = divmod(position, block_size)
             if index >= len(table):
                 raise ValueError(f"no block for position {position} in table {table}")

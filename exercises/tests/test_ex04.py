@@ -90,6 +90,7 @@ def test_ex04_1_a_step_of_many_requests(target, rng):
     "table, computed, new", [([], 0, 1), ([7], 4, 1), ([7], 3, 2), ([7, 2], 5, 4)]
 )
 def test_ex04_1_refuses_a_table_that_is_too_short(target, table, computed, new):
+    check_slots(target, [[1], [*table, 9, 8]], [0, computed], [1, new], 4)
     call = f"slot_mapping([[1], {table}], computed=[0, {computed}], new=[1, {new}], block_size=4)"
     raises(
         ValueError,

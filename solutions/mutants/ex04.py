@@ -7,8 +7,8 @@ MUTANTS = [
     Mutant(
         "ex04_1_m1_positions_of_the_step",
         "4.1",
-        old="in range(first, first + count):",
-        new="in range(count):",
+        old="in range(computed[b], computed[b] + new[b]):",
+        new="in range(new[b]):",
         diagnosis="positions begin at 0 in every step: a block's place is position // P, where the "
         "position counts all of the request's earlier tokens",
         killed_by="test_ex04_1_tokens_that_follow_earlier_ones",
@@ -294,3 +294,17 @@ MUTANTS = [
         "addresses do not wrap around, the clamp is needed",
     ),
 ]
+
+_MASKED = "what stands there is masked in the scores and weighed with 0, so any finite number will do"
+_KEYS = "paged_attention: `keys = key_cache[blocks].masked_fill(hidden, 0)` → "
+_VALUES = "paged_attention: `values = value_cache[blocks].masked_fill(hidden, 0)  # 0 · NaN is NaN` → "
+SURVIVORS = {
+    "paged_attention: `blocks = block_tables[:, i].clamp(min=0)` → "
+    "`blocks = block_tables[:, i].clamp(min=(-1))`": "any block may stand in for the padding",
+    _KEYS + "`keys = key_cache[blocks].masked_fill(hidden, 1)`": _MASKED,
+    _KEYS + "`keys = key_cache[blocks].masked_fill(hidden, (-1))`": _MASKED,
+    _VALUES
+    + "`values = value_cache[blocks].masked_fill(hidden, 1)  # 0 · NaN is NaN`": _MASKED,
+    _VALUES
+    + "`values = value_cache[blocks].masked_fill(hidden, (-1))  # 0 · NaN is NaN`": _MASKED,
+}
