@@ -720,8 +720,10 @@ def probe_preemption(target):
     only = running[0]
     target.finish(only, running, free)
     target.finish(only, running, free)
+    stranger = make(target, [1, 2], block_table=[55])
+    target.finish(stranger, running, free)
     tight = [1]
-    found += [sorted(free), look(only)]
+    found += [sorted(free), look(only), look(stranger)]
     found += [
         target.resume([], deque([make(target, [1, 2, 3], output=[4, 5])]), tight, 4)
     ]
