@@ -256,7 +256,7 @@ def view(temperature, top_p):
     return pic.filters_html([stages[i] for i in (0, 1, 4)])
 
 
-heat, mass = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0), (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+heat, mass = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0), (0.7, 0.8, 0.9, 0.95, 1.0)
 alt = "Twelve tokens: the model's probabilities, after temperature, after top-p"
 explore(view, alt=alt, temperature=heat, top_p=mass)
 

@@ -192,7 +192,7 @@ def filter_stages(
 def entropy(probabilities: Tensor) -> float:
     """Bits: 0 for a certain token, log2 of n for n equal ones."""
     p = probabilities[probabilities > 0].double()
-    return float(-(p * p.log2()).sum())
+    return float(-(p * p.log2()).sum()) + 0.0  # no -0.0
 
 
 def chi_square(counts: Sequence[int], probabilities: Sequence[float]) -> float:
