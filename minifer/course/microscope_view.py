@@ -6,6 +6,7 @@ reader who does not see the colours, still has the whole story. No scripts, no i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from minifer.course.figure_data import Span
@@ -118,7 +119,7 @@ def _values(frame: Frame) -> str:
 
 def _blocks(life: Life, frame: Frame) -> str:
     """The pool at this moment: who holds each block, and which one is our token's."""
-    shown = range(life.num_blocks)
+    shown: Sequence[int] = range(life.num_blocks)
     if life.num_blocks > _BLOCKS_SHOWN:  # those somebody holds, and the free ones that are found
         busy = {b for table in frame.pool.tables.values() for b in table} | set(frame.pool.cached)
         first = [frame.block] if frame.block is not None else []

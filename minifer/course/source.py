@@ -60,13 +60,12 @@ def source_of(function: Callable[..., Any], *, docstring: bool = False) -> str:
 
 def diff_lines(ours: Callable[..., Any], theirs: Callable[..., Any]) -> list[str]:
     """Lines of a unified diff without its header: "-" ours, "+" theirs, " " both."""
-    texts = [
+    a, b = (
         [line for line in source_of(function).splitlines() if line.strip()]
         for function in (ours, theirs)
-    ]
-    matcher = difflib.unified_diff(*texts, n=max(map(len, texts)), lineterm="")
-    lines = list(matcher)[3:]  # without the names and the line numbers
-    return lines or [f" {line}" for line in texts[0]]
+    )
+    lines = list(difflib.unified_diff(a, b, n=max(len(a), len(b)), lineterm=""))[3:]
+    return lines or [f" {line}" for line in a]  # [3:] is without names and line numbers
 
 
 def _without_docstrings(text: str) -> str:
