@@ -116,11 +116,12 @@ print("external fragmentation:", cache - longest, "slots free, B wants", longest
 # (middle strip), all three would fit, yet slots for later tokens would still stand empty,
 # and gaps would come back when requests of other lengths leave.
 #
-# How bad is it with many requests? We draw lengths from log-normal distributions, μ = 4.6
-# and σ = 0.9 for prompts, μ = 5 and σ = 1 for answers, both cut at 1,024. The cache has
-# 16,384 slots, and the line at the door never ends. Each request computes a token a step;
-# a reservation takes the first free stretch that is long enough. This is a model, not the
-# engine. Guess the first column before you look.
+# How bad is it with many requests? A model, not the engine: 16,384 slots, a line at the
+# door that never ends, a token a step for each request. Lengths are log-normal, μ = 4.6 and
+# σ = 0.9 for prompts, μ = 5 and σ = 1 for answers, both cut at 1,024. Four policies: reserve
+# the longest; reserve the prompt and, as if known, the answer's length rounded up to a
+# power of two; reserve exactly the length; or take blocks of 16 as tokens come, with 4 %
+# kept free. Guess the first column.
 
 # %% tags=["claim"]
 lengths = paged_kv_data.draw_lengths(2000)
@@ -132,9 +133,8 @@ for s in shares:
     print(f"{s.policy:13} {parts} {s.gaps:4.0%} gaps, {s.running:3.0f} requests")
 
 # %% [markdown]
-# Less than a quarter of the cache holds tokens when the longest is reserved. Even with
-# every length known in advance it is about half. The last row is what this lecture
-# builds.
+# Less than a quarter of the cache holds tokens when the longest is reserved, about half
+# with every length known in advance. The last row is what this lecture builds.
 
 # %% tags=["picture"]
 show(
@@ -230,7 +230,7 @@ class Pool:
 
 # %% [markdown]
 # Taken from the front, given back to the end: the block that has been free longest is
-# used first. What it held can be found for as long as possible (L05 lives on that).
+# used first, and what a block held stays as long as possible (L05 lives on that).
 #
 # The engine's `BlockPool` does the same. We play 3,000 random operations on both and
 # compare counts and queues after each.
@@ -275,8 +275,8 @@ for give_back in (ours.give_back, lambda block: theirs.release([block])):
         print(type(refused).__name__, refused)
 
 # %% [markdown]
-# Both refuse. Unnoticed, the block would stand twice in the queue, go to two requests,
-# and each would overwrite the other's past. No crash, only wrong text.
+# Both refuse. Unnoticed, the block would stand twice in the queue and go to two requests
+# that overwrite each other's past. No crash, only wrong text.
 #
 # The engine's text, folded (not compared). Its queue is an ordered dictionary, because a
 # prefix hit takes a block out of the middle, for which a list needs N steps. It reports
@@ -288,6 +288,8 @@ from minifer.course.source import show_source
 show_source(BlockPool)
 
 # %% [markdown]
+# Besides the three there is `publish`: L05 needs it.
+#
 # ## When does a table grow?
 #
 # A table of n blocks has room for n · P tokens. A new block is needed when a token does
@@ -334,8 +336,8 @@ print(f"{tables} tables of ⌈tokens / P⌉ blocks: {exact}; {sent_back} times s
 print("our pool hands out the same:", same, "all free again:", not any(pool.ref_count))
 
 # %% [markdown]
-# Equal, block for block. Move the slider and follow A, B and C through the run: who takes which
-# block, when A and B part, what happens to the blocks of a request that ends.
+# Equal, block for block. Move the slider and follow A, B and C: who takes which block,
+# when A and B part, what becomes of the blocks of a request that ends.
 
 # %% tags=["picture"]
 explore(
@@ -470,6 +472,8 @@ print(len(kinds), "kinds of requests, largest difference below 1e-12:", worst < 
 show_source(paged_attention)
 
 # %% [markdown]
+# Two branches, and `gather` in front of each.
+#
 # ## What may a freed block hold?
 #
 # Anything. Freeing a block does not clear it, and a new block holds what its last owner
@@ -520,9 +524,9 @@ for P in (1, 2, 4, 8, 16, 32, 64):
     print(f" {-(-1000 // P):4} entries for 1,000 tokens; B finds {found[P]:2}")
 
 # %% [markdown]
-# Waste speaks for small blocks. So does sharing: only full blocks can be found again, so B
-# finds 20 of A's tokens with small blocks and none with blocks of 32. Tables speak against
-# them: ⌈S / P⌉ entries.
+# Close, for so few requests. Waste speaks for small blocks. So does sharing: only full
+# blocks can be found again, so B finds 20 of A's tokens with small blocks and none with
+# blocks of 32. Tables speak against them: ⌈S / P⌉ entries.
 
 # %% tags=["picture"]
 show(
@@ -537,11 +541,10 @@ show(
 #
 # ## What does a block cost?
 #
-# Two things. The look-up: a number a block, read once a step. And the way to the keys.
-# Our `gather_dense`, like the engine's torch back end, reads all keys and values, writes
-# them in one piece, and attention reads them again: they move three times instead of
-# once. First in bytes, for one request of 4,096 tokens and one layer of 8 KV heads of 64
-# numbers in float32.
+# The look-up, a number a block, and the way to the keys. Our `gather_dense`, like the
+# engine's torch back end, reads keys and values, writes them in one piece, and attention
+# reads them again: they move three times instead of once. First in bytes, for 4,096 tokens
+# in one layer of 8 KV heads of 64 numbers in float32.
 
 # %% tags=["claim"]
 S, kv_bytes = 4096, 2 * 4096 * 8 * 64 * 4
@@ -551,9 +554,9 @@ for P in (1, 16, 64):
 print(f"dense moves {kv_bytes:,} bytes, a gather {3 * kv_bytes:,}")
 
 # %% [markdown]
-# The table costs nothing to speak of. The gather should make attention three times as
-# slow. Predicted from the rate at which this machine reads as many bytes again and again,
-# and measured, both where this notebook was built (not compared):
+# The table is nothing. The gather should make attention three times as slow. Predicted
+# from the rate at which this machine reads as many bytes again and again, and measured,
+# both where this notebook was built (not compared):
 
 # %% tags=["measure"]
 from minifer.perf.limit import read_bandwidth
@@ -583,18 +586,16 @@ show(
 # about three times. Where each call gets fresh memory for its copy, the operating system
 # clears it page by page first, and that can cost more than all the rest.
 #
-# So why page at all? First, the loss is in one of many operations of a step, the gain is
-# several times the requests in each step. Second, the copy is not needed. A kernel walks
-# the table and reads each block where it lies; exercise 4.4 is that walk in torch, and
+# So why page at all? The loss is in one of many operations of a step, the gain is several
+# times the requests in each. And the copy is not needed: a kernel walks the table and reads each block where it lies; exercise 4.4 is that walk in torch, and
 # L11 writes it for a GPU.
 #
 # ## Where do blocks lose?
 #
-# Three cases. One request of known length: nothing to share, nothing to guess. Tiny
-# blocks: a table as long as the text. Large blocks: waste, and little to find. A fourth
-# is easy to miss. Blocks are handed out without a promise: when all requests grow at once,
-# there are none left, somebody is sent back and computed again. The model of the
-# second section tells how much, if requests are let in as long as a block is free.
+# One request of known length: nothing to share, nothing to guess. Tiny blocks: a table as
+# long as the text. Large blocks: waste, and little to find. A fourth case is easy to miss.
+# Blocks are handed out without a promise: when all requests grow at once, none are left,
+# and somebody is sent back and computed again. The model from above says how much.
 
 # %% tags=["claim"]
 one = example.run({"A": example.TRIO["A"]}, num_kv_blocks=4)
