@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 _MARKER = re.compile(r"^\s*### (?P<edge>BEGIN|END) (?P<kind>\w+)\s*$")
 _HEADING = re.compile(r"^# ### Exercise (?P<id>\d+\.\d+)\b")
@@ -217,7 +218,12 @@ def _slice(node: ast.Slice) -> Iterator[str]:
             continue
         for sign in (ast.Add(), ast.Sub()):
             moved = ast.BinOp(value, sign, ast.Constant(1))
-            parts = {"lower": node.lower, "upper": node.upper, "step": node.step, bound: moved}
+            parts: dict[str, Any] = {
+                "lower": node.lower,
+                "upper": node.upper,
+                "step": node.step,
+                bound: moved,
+            }
             yield ast.unparse(ast.Slice(**parts))
 
 

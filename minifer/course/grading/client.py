@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from minifer.course.grading.plugin import TestResult
 from minifer.course.grading.worker import Job
@@ -54,10 +54,11 @@ class ForkServer:
     """Loads torch, pytest and the engine once; `run` is cheap and may be called from threads.
 
     seed: that of the run; PYTHONHASHSEED of all its processes follows from it. Where there is no
-    fork (Windows), or with fork=False, every job starts a fresh interpreter.
+    fork (Windows), or with fork=False, every job starts a fresh interpreter. many: so many jobs
+    are coming that what few of them need is worth loading, too.
     """
 
-    def __init__(self, seed: int, *, fork: bool | None = None) -> None:
+    def __init__(self, seed: int, *, fork: bool | None = None, many: bool = False) -> None:
         self.hash_seed = hash_seed(seed)
         self._environment = os.environ | {
             "PYTHONHASHSEED": str(self.hash_seed),
@@ -72,7 +73,7 @@ class ForkServer:
         if self._fork:
             self._orders, theirs = socket.socketpair()
             self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())],
+                [*self._command, str(theirs.fileno()), *(["many"] if many else [])],
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -132,7 +133,7 @@ class ForkServer:
             process.stdin.close()
 
 
-def _pump(stream: BinaryIO) -> queue.Queue[bytes]:
+def _pump(stream: IO[bytes]) -> queue.Queue[bytes]:
     """Lines of a stream as they come, b"" at its end: a queue can be waited for, a file cannot."""
     lines: queue.Queue[bytes] = queue.Queue(maxsize=100)
 

@@ -72,7 +72,7 @@ def examine(
             for exercise in exercises:
                 with _Room(server, book, exercise, seed) as room:
                     _solution(room, texts[exercise.id], exams[exercise.id], seed)
-    with ForkServer(seeds[0]) as server:
+    with ForkServer(seeds[0], many=True) as server:
         for exercise in exercises:
             with _Room(server, book, exercise, seeds[0]) as room:
                 _examine(room, texts[exercise.id], exams[exercise.id])

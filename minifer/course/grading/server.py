@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import shutil
@@ -35,7 +36,7 @@ def main() -> None:
         _once()
         return
     orders = socket.socket(fileno=int(sys.argv[1]))
-    preload()
+    preload(many=sys.argv[2:] == ["many"])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are nobody's zombies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders.sendall(b"ready\n")
@@ -52,8 +53,11 @@ def main() -> None:
         os.close(descriptors[0])
 
 
-def preload() -> None:
-    """All that is the same for every exercise, so that a fork has it for nothing."""
+def preload(*, many: bool = False) -> None:
+    """All that is the same for every exercise, so that a fork has it for nothing.
+
+    many: torch's compiler as well, which some of torch's context managers import on first use.
+    """
     import numpy.testing  # noqa: F401
     import torch
     import torch.nn.functional
@@ -71,6 +75,8 @@ def preload() -> None:
         empty = Path(folder) / "test_nothing.py"
         empty.write_text("def test_nothing():\n    pass\n")
         run_pytest(empty, object())
+    if many:
+        importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
 

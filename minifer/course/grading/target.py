@@ -128,7 +128,8 @@ def headings_of(path: Path) -> dict[str, str]:
 
 
 def _script_cells(path: Path) -> Iterator[Cell]:
-    lines, start, exercise, code = [], 0, "", True
+    lines: list[str] = []
+    start, exercise, code = 0, "", True
     text = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate([*text, "# %%"]):
         if marker := _CELL.match(line):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from minifer.course.grading.automatic import blocks_of
 
@@ -115,9 +116,8 @@ def _emptied(tree: ast.Module, begin: int, end: int, expression: str) -> list[st
             continue
         for function in ast.walk(node):
             if isinstance(function, ast.FunctionDef):
-                function.body = (
-                    ast.parse(f"def f():\n    {_answer(function, expression)}").body[0].body
-                )  # type: ignore[attr-defined]
+                body: Any = ast.parse(f"def f():\n    {_answer(function, expression)}").body[0]
+                function.body = body.body
         if isinstance(node, ast.Assign) and expression:
             node.value = ast.parse(expression.replace("FIRST", "None"), mode="eval").body
         kept += [" " * depth + line for line in ast.unparse(node).splitlines()]
