@@ -31,7 +31,7 @@ from minifer.course.pictures.prefill_decode_data import (
     total_flops,
 )
 from minifer.events import Event
-from minifer.perf.costs import kv_bytes_per_token, step_cost
+from minifer.perf.costs import ElementBytes, kv_bytes_per_token, step_cost
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,21 +156,23 @@ def draw_pairs(head_dim: int, *, title: str) -> Figure:
 
 
 def draw_work(config: ModelConfig, events: Iterable[Event], *, title: str) -> Figure:
-    """Arithmetic and traffic of every engine step, from its events: two panels of bars."""
-    steps = step_passes(events)
+    """Arithmetic and traffic of every engine step in float32, from its events: two panels."""
+    steps, element, highest = step_passes(events), ElementBytes(4, 4, 4), 0.0
     figure = new_figure(8.0, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for x, entries in enumerate(steps, start=1):
-        whole = step_cost(config, [(query, context) for *_, query, context in entries]).total()
+        pairs = [(query, context) for *_, query, context in entries]
+        whole = step_cost(config, pairs, element=element).total()
         below = 0.0
         for kind in ("prefill", "decode"):
             batch = [(query, context) for _, k, query, context in entries if k == kind]
             flops = step_cost(config, batch).total().flops / 1e6 if batch else 0.0
             _bar(upper, x, flops, below, PALETTE[kind], HATCHES.get(kind, ""))
             below += flops
+        highest = max(highest, below)
         _bar(lower, x, whole.weight_bytes / 1e6, 0, PALETTE["free"], "")
         _bar(lower, x, whole.kv_bytes / 1e6, whole.weight_bytes / 1e6, PALETTE["cached"], "")
-    upper.margins(y=0.08)
+    upper.set_ylim(top=1.08 * highest)
     label_axes(upper, title=title, x="", y="arithmetic (MFLOP)")
     label_axes(lower, title="", x="engine step", y="read and written (MB)")
     lower.set_xticks(range(1, len(steps) + 1))
