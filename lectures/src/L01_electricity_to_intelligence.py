@@ -496,15 +496,15 @@ for chip in DEVICES.values():
 #
 # ## What can this machine do?
 #
-# Enough paper. `this_machine()` reads a large buffer and multiplies two matrices, as
-# fast as torch can with the threads it has, and gives the best of several tries.
-# **Write down** your guess of both: GB/s and GFLOP/s. (Measured when this notebook was
-# built; yours differs. Not compared.)
+# Enough paper. `this_machine` reads a large buffer and multiplies two matrices, as fast
+# as torch can with the threads it has, and gives the best of several tries; we ask for
+# the CPU. **Write down** your guess of both: GB/s and GFLOP/s. (Measured when this
+# notebook was built; yours differs. Not compared.)
 
 # %% tags=["measure"]
 from minifer.perf.limit import measured_again, this_machine
 
-here = this_machine()
+here = this_machine(device="cpu")
 print(here.name)
 print(f"reads {here.memory_bandwidth / 1e9:.1f} GB/s")
 print(f"multiplies {here.peak_flops / 1e9:,.0f} GFLOP/s in float32")
@@ -540,14 +540,14 @@ for name, model in (("minifer-tiny", tiny), ("medium", medium)):
 #
 # Predicted: FLOPs, weight bytes and KV bytes of the step under this machine's roof.
 # Measured: the engine's own report, the `step.forward` of its events, best of several
-# steps. **Write down** by what factor you expect to miss, then look for the largest. As
-# neighbours come and go, the machine is measured a second time, and the better rates
-# stay. (Not compared. One bound is asserted: no step may be faster than its bytes at
-# the fastest rate at which any buffer was read, caches included.)
+# steps. (Its clock is injected; ours stands still while neighbours use the core.)
+# **Write down** by what factor you expect to miss, then look for the largest. (Not
+# compared. One bound is asserted: no step may be faster than its bytes at the fastest
+# rate at which any buffer was read, caches included.)
 
 # %% tags=["picture"]
 groups = electricity.measure_steps(medium)
-here = measured_again(here)
+here = measured_again(here, device="cpu")
 fastest = max(rates.values())
 for steps in groups:
     assert steps.best > (steps.cost.weight_bytes + steps.cost.kv_bytes) / fastest
@@ -573,14 +573,14 @@ print(f"plus  {fitted.prices['requests'] * 1e3:5.1f} ms a request")
 print(f"plus  {fitted.prices['KV'] * 1e9:5.2f} ms a MB of KV")
 floor = decodes[0].cost.weight_bytes / here.memory_bandwidth
 print(f"the weights alone, by the roofline: {floor * 1e3:.1f} ms")
-for g in decodes[:4]:
+for g in decodes[:5]:
     print(f"batch {g.num_tokens:2}: {g.num_tokens / g.best:5.0f} tokens/s")
 
 # %% [markdown]
 # Hold the fixed part against the weights' floor: so much of it the roofline predicts.
 # A request adds far more than its bytes. A library has one routine for a matrix times a
-# vector and another for large matrices, and a few rows fit neither well: compare the
-# last lines, where a batch can even yield *fewer* tokens than a smaller one. And a MB
+# vector and another for large matrices, and a few rows fit neither well: look in the
+# last lines for a batch that yields *fewer* tokens than a smaller one. And a MB
 # of KV costs many times a MB of weights: the plain attention gathers keys and values
 # into new tensors, which are written and read again.
 #
@@ -604,9 +604,10 @@ for step in watched[0].steps[:2]:
 # its weights are in a cache, so is it faster than memory's floor? (Not compared.)
 
 # %% tags=["measure"]
-from minifer.perf.steps import decoding, group
+from minifer.perf.steps import busy_clock, decoding, group
 
-steps = group(tiny, "decode 1 × 64", decoding(tiny, 1, 64, steps=20).take(20))
+source = decoding(tiny, 1, 64, steps=20, clock=busy_clock)
+steps = group(tiny, "decode 1 × 64", source.take(20))
 print(f"measured {steps.best * 1e3:.2f} ms")
 print(f"floor by memory {steps.floor(here) * 1e3:.2f} ms")
 print(f"floor by the fastest cache {steps.cost.weight_bytes / fastest * 1e3:.2f} ms")

@@ -10,6 +10,7 @@ Weights may be random: what they hold changes no time.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,11 +137,27 @@ def random_model(
     return LoadedModel(model, config, None, frozenset(), Path())  # type: ignore[arg-type]
 
 
-def engine_for(loaded: LoadedModel, *, sinks: Sequence[Any] = (), **options: Any) -> Engine:
+def busy_clock() -> float:
+    """Seconds this process computed: neighbours on the same cores do not count.
+
+    For torch with one thread on a CPU, as its threads add up. The wall clock where a system counts
+    this too coarsely for a step (Windows).
+    """
+    fine = time.get_clock_info("process_time").resolution < 1e-5
+    return time.process_time() if fine else time.perf_counter()
+
+
+def engine_for(
+    loaded: LoadedModel,
+    *,
+    sinks: Sequence[Any] = (),
+    clock: Callable[[], float] = time.perf_counter,
+    **options: Any,
+) -> Engine:
     """An engine that computes every token itself: greedy, without prefix caching.
 
-    options: fields of `EngineConfig`; by default room for 64 requests of the model's full length,
-    or 32,768 tokens if that is less.
+    clock: of its events. options: fields of `EngineConfig`; by default room for 64 requests of the
+    model's full length, or 32,768 tokens if that is less.
     """
     length = loaded.config.max_position_embeddings
     settings = {
@@ -151,7 +168,7 @@ def engine_for(loaded: LoadedModel, *, sinks: Sequence[Any] = (), **options: Any
         "max_num_seqs": 256,
         **options,
     }
-    engine = Engine.from_loaded(loaded, EngineConfig(**settings), sinks=sinks)
+    engine = Engine.from_loaded(loaded, EngineConfig(**settings), sinks=sinks, clock=clock)
     engine.default_params = SamplingParams(temperature=0, ignore_eos=True)
     return engine
 
@@ -212,18 +229,27 @@ class Steps:
         return self._timed.counted_step()
 
 
-def prefilling(loaded: LoadedModel, chunk: int) -> Steps:
-    """Steps that each prefill a prompt of `chunk` tokens, all of it."""
+def prefilling(
+    loaded: LoadedModel, chunk: int, *, clock: Callable[[], float] = time.perf_counter
+) -> Steps:
+    """Steps that each prefill a prompt of `chunk` tokens, all of it. clock: that times them."""
     blocks = -(-(chunk + 1) // BLOCK_SIZE)
-    timed = TimedEngine(loaded, max_num_batched_tokens=chunk, num_kv_blocks=blocks)
+    timed = TimedEngine(loaded, max_num_batched_tokens=chunk, num_kv_blocks=blocks, clock=clock)
     return Steps(timed, lambda: timed.add(chunk, 1))
 
 
-def decoding(loaded: LoadedModel, batch_size: int, context: int, *, steps: int = 64) -> Steps:
+def decoding(
+    loaded: LoadedModel,
+    batch_size: int,
+    context: int,
+    *,
+    steps: int = 64,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Steps:
     """Steps of `batch_size` requests that all decode; at most `steps` of them.
 
     The first has contexts of `context` tokens, its own included; each makes them one longer.
-    Raises `ValueError` for a context below 2: a decode has a prompt.
+    clock: that times them. Raises `ValueError` for a context below 2: a decode has a prompt.
     """
     if context < 2:
         raise ValueError(f"context must be at least 2, got {context}")
@@ -232,6 +258,7 @@ def decoding(loaded: LoadedModel, batch_size: int, context: int, *, steps: int =
         loaded,
         num_kv_blocks=batch_size * -(-(context + steps) // BLOCK_SIZE),
         max_num_seqs=batch_size,
+        clock=clock,
         max_num_batched_tokens=batch_size * prompt,  # all prompts in one step: equal contexts
     )
     for _ in range(batch_size):
