@@ -587,8 +587,9 @@ show(
 # clears it page by page first, and that can cost more than all the rest.
 #
 # So why page at all? The loss is in one of many operations of a step, the gain is several
-# times the requests in each. And the copy is not needed: a kernel walks the table and reads each block where it lies; exercise 4.4 is that walk in torch, and
-# L11 writes it for a GPU.
+# times the requests in each. And the copy is not needed: a kernel walks the table and
+# reads each block where it lies; exercise 4.4 is that walk in torch, and L11 writes it for
+# a GPU.
 #
 # ## Where do blocks lose?
 #
