@@ -174,7 +174,7 @@ print(f"logits off by {(flat.logits - truth.logits).abs().max():.2f}")
 # name(block i) = SHA-256( name(block i - 1), tokens of block i )
 #
 # Count both for 1,024 tokens. Then look whether names of random prompts are equal exactly
-# where beginnings are. (`make_key` is the engine's; you write it in exercise 5.1.)
+# where beginnings are. (Names are the engine's; you write them in exercise 5.1.)
 
 # %% tags=["claim"]
 import random
@@ -284,7 +284,8 @@ show_source(type(roomy.engine.kv.pool.index).match)
 # needs two new blocks. If A's blocks count as used in the order a0, a1, a2, then a0 is the
 # oldest and goes first. Then a1 and a2 are there, but nobody can find them: look-up begins
 # at a0. So a prefix is *touched from its tail to its head*, and a2 goes first, then a1:
-# **leaves first**. Below, this is one word, `reversed`. Look at both sums.
+# **leaves first**. Below, this is one word, `reversed`. Look at the fourth number of each
+# list, and at the two sums.
 
 
 # %% tags=["claim"]
@@ -336,7 +337,8 @@ print(
 )
 
 # %% [markdown]
-# None in use. But `C again` and `A again` find nothing now: the chat has pushed them out.
+# None in use. But `C again` and `A again` find nothing now: the chat has pushed their blocks
+# out. More room would help. How much?
 #
 # ## How large must the cache be?
 #
@@ -461,7 +463,7 @@ for disk in (100, 20):
 # %% [markdown]
 # The engine measures both rates while it runs. What does it do when the tier is slower
 # than recomputing? We tell it of a disk of 1 kB/s and send A again, to a new engine on
-# the same folder. Look at the three counters.
+# the same folder. Look at what is loaded and what is refused.
 
 # %% tags=["claim"]
 engine, _ = tiers.open_engine(kv_disk_path=folder)
@@ -735,7 +737,7 @@ scratch.cleanup()
 #
 # ## Where to read on
 #
-# 1. [kv/prefix_key.py](../minifer/kv/prefix_key.py): the name, 61 lines.
+# 1. [kv/prefix_key.py](../minifer/kv/prefix_key.py): the name of a block.
 # 2. [kv/prefix_index.py](../minifer/kv/prefix_index.py) and
 #    [kv/radix_index.py](../minifer/kv/radix_index.py): one interface, two ways.
 # 3. [kv/block_pool.py](../minifer/kv/block_pool.py): the queue that is the LRU.

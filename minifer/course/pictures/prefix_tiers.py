@@ -104,7 +104,7 @@ def open_engine(**options: Any) -> tuple[Engine, ListSink]:
     """minifer-tiny with blocks of 8 tokens, and a clock of a millisecond a step."""
     sink = ListSink()
     settings = {"block_size": BLOCK_SIZE, "num_kv_blocks": 8, "max_num_batched_tokens": 16}
-    engine = Engine.from_loaded(
+    engine: Engine = Engine.from_loaded(
         tiny(),
         EngineConfig(**{**settings, **options}),
         sinks=[sink],
@@ -204,7 +204,7 @@ def serve_last(texts: Sequence[str], count: int, index: Any = None, **options: A
         engine.kv.pool.index = index
     for text in texts[:-1]:
         serve_one(engine, text, text, 1)
-    engine.runner = recorder = Recorder(engine.runner)  # type: ignore[assignment]
+    engine.runner = recorder = Recorder(engine.runner)
     output = serve_one(engine, "last", texts[-1], count)
     logits = next(rows for _, rows in recorder.steps if len(rows))
     return Served(output.num_cached_tokens, output.outputs[0].text, logits)
