@@ -284,9 +284,9 @@ check("3.3")
 #   above `now`.
 # - `takes_seat(waiter, runner, now, ageing)` says whether a waiting request may preempt
 #   a running one: `True` when its *plain* priority is strictly smaller **and** its
-#   effective priority is strictly smaller, or equal with a smaller `arrival`. (With
-#   either condition alone, two requests could preempt each other for ever.) The result
-#   is a bool.
+#   effective priority is strictly smaller, otherwise `False`. (With the first condition
+#   alone two requests could preempt each other for ever, with the second alone age would
+#   throw out the important.)
 #
 # Nothing is changed. The numbers may be large; floats are not exact enough, even for
 # small ones.
