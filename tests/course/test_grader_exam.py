@@ -47,6 +47,7 @@ def test_changes_touch_the_solution_alone_and_are_named_by_what_they_replace() -
         ("list(x)", {"x"}),
         ("f(a, b)", {"f(b, a)"}),
         ("max(a, b)", set()),
+        ("zip(a, b, strict=True)", {"zip(b, a, strict=True)"}),
         ("x[a:]", {"x[a + 1:]", "x[a - 1:]"}),
         ("a == b", {"a != b"}),
         ("a in b", {"a not in b"}),

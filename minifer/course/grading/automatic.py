@@ -138,6 +138,8 @@ def _candidates(
                 yield function, node, f"({replacement})" if wrap else replacement
         if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)):
             return
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            return  # of zip: an assertion, no part of the answer
         for field, value in ast.iter_fields(node):
             if field in ("annotation", "returns", "decorator_list"):
                 continue

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -219,14 +220,14 @@ def _file(module: ModuleType) -> str:
 
 
 def limit(cpu_seconds: float, memory_bytes: int, file_bytes: int = 64 << 20) -> None:
-    """The operating system's limits. Memory counts from what the process has now."""
+    """The operating system's limits. Both count from what the process has used by now."""
     try:
         import resource
     except ImportError:  # Windows has none; the parent's clock still counts
         return
     status = Path("/proc/self/statm")
     used = int(status.read_text().split()[0]) * resource.getpagesize() if status.exists() else 0
-    seconds = max(1, round(cpu_seconds))
+    seconds = max(1, round(time.process_time() + cpu_seconds))
     limits = [
         (resource.RLIMIT_CPU, seconds, seconds + 1),  # SIGXCPU can be ignored, SIGKILL cannot
         (resource.RLIMIT_AS, used + memory_bytes, used + memory_bytes),
