@@ -43,7 +43,7 @@ def nucleus(logits, temperature, top_p):
     """Probabilities float64 [V] after temperature and top-p."""
     ### BEGIN SOLUTION
     scores = logits.double()
-    p = ((scores - scores.max()) / temperature).softmax(-1)
+    p = (scores / temperature).softmax(-1)  # torch takes the largest off by itself
     if top_p >= 1:
         return p
     order = torch.sort(logits, descending=True, stable=True).indices
@@ -262,49 +262,48 @@ class StopMatcher:
 
     def __init__(self, stops, include=False):
         ### BEGIN SOLUTION
-        self.stops = list(stops)
+        self.stops = stops
         self.include = include
         self.hit = None
-        self.held = (
-            ""  # of the text that was not returned: always a beginning of a stop
-        )
-        self.tail = ""  # the end of the text so far, long enough for any stop
+        self.text = ""  # of the reply, up to a hit
+        self.shown = 0  # characters of it that were returned
         ### END SOLUTION
 
     def push(self, text):
         """Take new text and return what may be shown now."""
         ### BEGIN SOLUTION
-        shown = ""
+        start = self.shown
         for character in text:
-            if self.hit is not None:
-                break
-            shown += self._take(character)
-        return shown
+            if self.hit is None:
+                self.text += character
+                self._look()
+        return self.text[start : self.shown]
 
-    def _take(self, character):
-        self.tail = (self.tail + character)[-20:]
-        text = self.held + character
-        for stop in self.stops:
-            if self.tail.endswith(stop):
-                self.hit, self.held = stop, ""
-                return text if self.include else text[: len(text) - len(stop)]
-        hold = 0 if self.include else self._longest_beginning()
-        self.held = text[len(text) - hold :]
-        return text[: len(text) - hold]
+    def _look(self):
+        ends = [stop for stop in self.stops if self.text.endswith(stop)]
+        if ends:
+            self.hit = ends[0]
+            if not self.include:
+                self.text = self.text.removesuffix(self.hit)
+        free = self.include or self.hit is not None
+        self.shown = len(self.text) - (0 if free else self._longest_beginning())
 
     def _longest_beginning(self):
-        for length in range(min(19, len(self.tail)), 0, -1):
-            suffix = self.tail[-length:]
-            if any(stop.startswith(suffix) and stop != suffix for stop in self.stops):
-                return length
-        return 0
+        lengths = [
+            length
+            for stop in self.stops
+            for length in range(len(stop))
+            if self.text.endswith(stop[:length])
+        ]
+        return max(lengths, default=0)
         ### END SOLUTION
 
     def flush(self):
         """At the end: what was held back."""
         ### BEGIN SOLUTION
-        text, self.held = self.held, ""
-        return text
+        rest = self.text[self.shown :]
+        self.shown = len(self.text)
+        return rest
         ### END SOLUTION
 
 

@@ -104,6 +104,9 @@ def test_ex08_1_temperature_comes_first_and_nothing_overflows(target, rng):
             small.tolist(), request([], [], temperature=T, top_p=top_p)
         )
         check_nucleus(target, small, T, top_p, truth)
+    steep = torch.tensor([0.0, -18.0, -torch.inf, -3.0])  # the second has 1.5e-8
+    truth = reference_probabilities(steep.tolist(), request([], [], temperature=1.0))
+    check_nucleus(target, steep, 1.0, 1.0, truth)
     for size in (3, 8, 20):
         logits = torch.tensor([rng.gauss(0, 3) for _ in range(size)]) + rng.choice(
             (-500, 500)

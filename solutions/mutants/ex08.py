@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant(
         "ex08_1_m6_largest_not_taken_off",
         "8.1",
-        old="p = ((scores - scores.max()) / temperature).softmax(-1)",
+        old="p = (scores / temperature).softmax(-1)",
         new="p = (scores / temperature).exp() / (scores / temperature).exp().sum()",
         diagnosis="exp of a large logit overflows: take the largest off first",
         killed_by="test_ex08_1_temperature_comes_first_and_nothing_overflows",
@@ -193,16 +193,16 @@ MUTANTS = [
     Mutant(
         "ex08_4_m1_stop_text_leaked",
         "8.4",
-        old="hold = 0 if self.include else self._longest_beginning()",
-        new="hold = 0",
+        old="(0 if free else self._longest_beginning())",
+        new="0",
         diagnosis="the beginning of a stop string is shown before it is known what it becomes",
         killed_by="test_ex08_4_found_over_any_border_and_never_shown",
     ),
     Mutant(
         "ex08_4_m2_always_the_longest_stop_held",
         "8.4",
-        old="hold = 0 if self.include else self._longest_beginning()",
-        new="hold = 0 if self.include else min(len(text), max(map(len, self.stops or ['x'])) - 1)",
+        old="(0 if free else self._longest_beginning())",
+        new="(0 if free else min(len(self.text), max(map(len, self.stops), default=1) - 1))",
         diagnosis="the longest stop's length minus one is always held back, also text that no stop "
         "begins with",
         killed_by="test_ex08_4_holds_back_no_more_than_it_must",
@@ -210,18 +210,16 @@ MUTANTS = [
     Mutant(
         "ex08_4_m3_text_after_the_stop",
         "8.4",
-        old="""            if self.hit is not None:
-                break
-""",
-        new="",
+        old="            if self.hit is None:\n",
+        new="            if True:\n",
         diagnosis="text goes on after a stop string was found",
         killed_by="test_ex08_4_the_end_and_a_stop_that_is_included",
     ),
     Mutant(
         "ex08_4_m4_the_longer_wins_a_tie",
         "8.4",
-        old="for stop in self.stops:",
-        new="for stop in sorted(self.stops, key=len, reverse=True):",
+        old="self.hit = ends[0]",
+        new="self.hit = max(ends, key=len)",
         diagnosis="of two stops that complete at one character the earlier in the list wins, not "
         "the longer",
         killed_by="test_ex08_4_the_first_to_complete_wins_then_the_list",
@@ -229,38 +227,32 @@ MUTANTS = [
     Mutant(
         "ex08_4_m5_include_ignored",
         "8.4",
-        old="return text if self.include else text[: len(text) - len(stop)]",
-        new="return text[: len(text) - len(stop)]",
+        old="            if not self.include:\n",
+        new="            if True:\n",
         diagnosis="with include=True the stop string is part of the text",
         killed_by="test_ex08_4_the_end_and_a_stop_that_is_included",
     ),
     Mutant(
         "ex08_4_m6_flush_forgets",
         "8.4",
-        old="""        text, self.held = self.held, ""
-        return text
-""",
-        new="""        self.held = ""
-        return ""
-""",
+        old="rest = self.text[self.shown :]",
+        new='rest = ""',
         diagnosis="text that was held back and became no stop string must be returned at the end",
         killed_by="test_ex08_4_the_end_and_a_stop_that_is_included",
     ),
     Mutant(
         "ex08_4_m7_only_within_a_piece",
         "8.4",
-        old="""        shown = ""
-""",
-        new="""        shown, self.tail = "", ""
-""",
+        old="        start = self.shown\n        for character in text:\n            if self.hit is None:\n                self.text += character\n                self._look()\n        return self.text[start : self.shown]\n\n    def _look(self):\n        ends = [stop for stop in self.stops if self.text.endswith(stop)]\n",
+        new="        start, self.piece = self.shown, len(self.text)\n        for character in text:\n            if self.hit is None:\n                self.text += character\n                self._look()\n        return self.text[start : self.shown]\n\n    def _look(self):\n        ends = [stop for stop in self.stops if self.text[self.piece :].endswith(stop)]\n",
         diagnosis="a stop string that spans two pieces is missed: remember the end of the text",
         killed_by="test_ex08_4_found_over_any_border_and_never_shown",
     ),
     Mutant(
         "ex08_4_m8_restarts_at_a_mismatch",
         "8.4",
-        old="        for length in range(min(19, len(self.tail)), 0, -1):",
-        new="        for length in (len(self.held) + 1, 1):",
+        old="for length in range(len(stop))",
+        new="for length in (0, 1, len(self.text) - self.shown)",
         diagnosis="after a mismatch the match starts again at the next character: in 'aaab' the "
         "stop 'aab' has begun one character earlier",
         killed_by="test_ex08_4_found_over_any_border_and_never_shown",
@@ -268,16 +260,8 @@ MUTANTS = [
     Mutant(
         "ex08_4_m9_first_in_the_list_anywhere",
         "8.4",
-        old="""        shown = ""
-        for character in text:
-""",
-        new="""        shown = ""
-        for stop in self.stops:
-            if self.hit is None and stop in (whole := self.held + text):
-                self.hit, self.held = stop, ""
-                return whole[: whole.index(stop) + len(stop) * self.include]
-        for character in text:
-""",
+        old="        start = self.shown\n",
+        new="        start, whole = self.shown, self.text + text\n        for stop in self.stops:\n            if self.hit is None and stop in whole:\n                self.hit = stop\n                self.text = whole[: whole.index(stop) + len(stop) * self.include]\n                self.shown = len(self.text)\n",
         diagnosis="the pieces are searched for one stop after the other: the one that completes "
         "first in the text must win",
         killed_by="test_ex08_4_the_first_to_complete_wins_then_the_list",
@@ -339,3 +323,27 @@ MUTANTS = [
         killed_by="test_ex08_5_draws_follow_the_softmax",
     ),
 ]
+
+# Automatic changes that no test can notice.
+_SORT = "nucleus: `order = torch.sort(logits, descending=True, stable=True).indices` → "
+_BEFORE = "nucleus: `before = p[order].cumsum(-1) - p[order]` → "
+_SOFTMAX = "nucleus: `p = (scores / temperature).softmax(-1)  # torch takes the largest off by itself` → "
+_KEEP = "nucleus: `keep = order[before < top_p * (1 - 1e-6)]` → "
+_ROW = "a row has one dimension: 0 and -1 are the same"
+SURVIVORS = {
+    _SORT + "`order = torch.sort(logits, descending=True, stable=False).indices`": (
+        "torch sorts stably on a CPU, though it does not promise it"
+    ),
+    _BEFORE + "`before = p[order].cumsum(-0) - p[order]`": _ROW,
+    _SOFTMAX
+    + "`p = (scores / temperature).softmax(-0)  # torch takes the largest off by itself`": _ROW,
+    _KEEP + "`keep = order[before <= top_p * (1 - 1e-06)]`": (
+        "no sum of floats is exactly top_p less a millionth"
+    ),
+    "penalize: `result[token] = score / repetition if score > 0 else score * repetition` → "
+    "`result[token] = score / repetition if score >= 0 else score * repetition`": (
+        "0 divided and 0 multiplied are 0"
+    ),
+    "StopMatcher._longest_beginning: `for length in range(len(stop))` → "
+    "`for length in range(len(stop) + 1)`": "a whole stop at the end is a hit, found before",
+}

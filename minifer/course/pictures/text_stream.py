@@ -72,7 +72,7 @@ def scripted(replies: Mapping[str, str] = REPLIES) -> Callable[[Engine], None]:
     """`prepare` of the book's `run`: everything is the engine's but the words."""
 
     def prepare(engine: Engine) -> None:
-        engine.runner = Script(engine.runner, replies)  # type: ignore[assignment]
+        engine.runner = Script(engine.runner, replies)
 
     return prepare
 
