@@ -554,8 +554,8 @@ for steps in groups:
 show(electricity.draw_here(here, groups, medium.config), alt=electricity.ALT["here"])
 
 # %% [markdown]
-# As a rule large chunks of prefill come near the roof and small batches of decode miss
-# it most. Where does the time go? If a step were a fixed part and a price for each
+# As a rule large chunks of prefill come nearest to the roof, and steps of 4 to 16 tokens
+# miss it most. Where does the time go? If a step were a fixed part and a price for each
 # request and each byte of KV, three numbers would describe all decode steps: we fit
 # them. (Not compared.)
 
