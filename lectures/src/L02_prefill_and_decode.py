@@ -563,8 +563,8 @@ for way in (False, True):
     print(f"cached: {way!s:5} last pass over the second: {flops[-1] / flops[1]:.2f}")
 
 # %% [markdown]
-# Four times without a cache. Now the clock: our own `forward`, the best of three
-# runs of each pass. To forget everything, it is enough to set the cache's length to 0.
+# Four times without a cache. Now the clock: our own `forward`, processor time, the best
+# of three runs. To forget everything is to set the cache's length to 0.
 
 # %% tags=["measure"]
 cache, tokens = Cache(128), ids * 6
