@@ -20,11 +20,9 @@ def truth(
     run: example.Run, steps: int | None = None
 ) -> dict[str, dict[str, int | None]]:
     """The table of the first steps of a run, or of all, from what the model was given."""
+    counts = ["again", "cached", "decode", "drawn", "prefill"]
     table = {
-        name: {
-            "first_step": None,
-            **dict.fromkeys(("prefill", "decode", "again", "cached", "drawn"), 0),
-        }
+        name: {"first_step": None} | dict.fromkeys(counts, 0)
         for name in admitted(run.events)
     }
     seen: dict[str, set[int]] = {name: set() for name in table}
