@@ -107,7 +107,7 @@ def _grade(book: Any, arguments: argparse.Namespace) -> int:
 def _mutants(book: Any, arguments: argparse.Namespace) -> int:
     """The exam; the same seeds each time, so that the page changes only when something changed."""
     from minifer.course.grading import matrix
-    from minifer.course.grading.cheats import try_cheats
+    from minifer.course.grading.cheat_trial import try_cheats
     from minifer.course.grading.exam import Exam, examine
     from minifer.course.grading.pick import exercises_of
 

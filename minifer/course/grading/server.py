@@ -43,7 +43,7 @@ def main() -> None:
     while True:
         text, descriptors, _, _ = socket.recv_fds(orders, _LONGEST, 1)
         if not text:
-            return
+            _exit(0)  # what libraries say at the end of a program is not for the reader
         if os.fork() == 0:
             orders.close()
             try:
