@@ -572,7 +572,8 @@ print(f"fixed {fitted.prices['fixed'] * 1e3:5.1f} ms a step, off by {fitted.erro
 print(f"plus  {fitted.prices['requests'] * 1e3:5.1f} ms a request")
 print(f"plus  {fitted.prices['KV'] * 1e9:5.2f} ms a MB of KV")
 floor = decodes[0].cost.weight_bytes / here.memory_bandwidth
-print(f"the weights alone, by the roofline: {floor * 1e3:.1f} ms")
+each = f"{1e9 / here.memory_bandwidth:.2f} ms a MB"
+print(f"the weights alone, by the roofline: {floor * 1e3:.1f} ms, {each}")
 for g in decodes[:5]:
     print(f"batch {g.num_tokens:2}: {g.num_tokens / g.best:5.0f} tokens/s")
 
@@ -580,8 +581,8 @@ for g in decodes[:5]:
 # Hold the fixed part against the weights' floor: so much of it the roofline predicts.
 # A request adds far more than its bytes. A library has one routine for a matrix times a
 # vector and another for large matrices, and a few rows fit neither well: look in the
-# last lines for a batch that yields *fewer* tokens than a smaller one. And a MB
-# of KV costs many times a MB of weights: the plain attention gathers keys and values
+# last lines for a batch that yields *fewer* tokens than a smaller one. And a MB of KV
+# may cost more than a MB of weights, for the plain attention gathers keys and values
 # into new tensors, which are written and read again.
 #
 # How much more moves than must? The instrument that counted bytes also saw the
