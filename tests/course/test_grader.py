@@ -81,9 +81,13 @@ def test_what_a_test_cannot_work_with_is_the_answers_failure_only_if_the_solutio
     ("tests", "words"),
     [
         (TESTS.replace("n * n", "n * m", 1), "NameError: name 'm' is not defined"),
-        (TESTS.replace("import pytest", "import pytest\nimport nowhere"), "nowhere"),
-        (TESTS.replace("(target, n)", "(target, n, unknown)"), "unknown"),
-        (TESTS.replace("n * n", "float('nan')", 1), "must not be NaN"),
+        pytest.param("import nowhere\n" + TESTS, "nowhere", marks=pytest.mark.slow),
+        pytest.param(
+            TESTS.replace("(target, n)", "(target, n, unknown)"), "unknown", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            TESTS.replace("n * n", "float('nan')", 1), "must not be NaN", marks=pytest.mark.slow
+        ),
         (TESTS + "\n)", "SyntaxError"),
     ],
 )
