@@ -603,7 +603,7 @@ one = example.run({"A": example.TRIO["A"]}, num_kv_blocks=4)
 used = sum(len(e.data["blocks"]) for e in one.events if e.name == "kv.block_allocated")
 print(f"one request: {finals['A']} slots in one piece, {used * 8} in {used} blocks")
 for headroom in (0, 0.04, 0.2):
-    s = paged_kv_data.reservations(lengths, headroom=headroom)[-1]
+    s = paged_kv_data.with_blocks(lengths, headroom=headroom)
     use = f"{s.stored:.0%} hold tokens, {s.running:.0f} requests"
     print(f"{headroom:3.0%} kept free: {use}, {s.recomputed:.0%} computed again")
 

@@ -223,6 +223,13 @@ def reservations(
     return [*found, _paged(lengths, capacity // block_size, block_size, headroom, steps, warm_up)]
 
 
+def with_blocks(
+    lengths: Sequence[tuple[int, int]], *, headroom: float, capacity: int = 8 * LONGEST
+) -> Shares:
+    """The last of `reservations` alone: blocks of 16, `headroom` of the cache kept free."""
+    return _paged(lengths, capacity // 16, 16, headroom, 1500, 500)
+
+
 def _contiguous(
     policy: str,
     lengths: Sequence[tuple[int, int]],
