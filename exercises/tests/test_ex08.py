@@ -481,11 +481,23 @@ def probe_stops(target):
 WIDE = torch.zeros(1, 500)  # 500 equal tokens: two draws agree by chance once in 500
 
 
+def drawn(
+    target: Any, logits: Any, seeds: Sequence[int], indices: Sequence[int]
+) -> list[int]:
+    """What draw_batch returns, which must be a list of ints, a row each."""
+    tokens = target.draw_batch(logits, list(seeds), list(indices))
+    fits = type(tokens) is list and [type(token) for token in tokens] == [int] * len(
+        seeds
+    )
+    compare(
+        fits, True, f"draw_batch of {len(seeds)} rows returns a list of as many ints"
+    )
+    return tokens
+
+
 def wide(target: Any, seeds: Sequence[int], indices: Sequence[int]) -> list[int]:
     """Tokens drawn from 500 equal ones, a row each."""
-    return target.draw_batch(
-        WIDE.expand(len(seeds), -1).clone(), list(seeds), list(indices)
-    )
+    return drawn(target, WIDE.expand(len(seeds), -1).clone(), seeds, indices)
 
 
 def check_varied(tokens: Sequence[int], tried: str) -> None:
@@ -546,7 +558,7 @@ def test_ex08_5_draws_follow_the_softmax(target, rng):
     for chosen in (seeds, [start] * 3000):
         kind = "3000 seeds, index 0" if chosen is seeds else "one seed, 3000 indices"
         indices = [0] * 3000 if chosen is seeds else places
-        check_frequencies(target.draw_batch(logits, chosen, indices), p, kind)
+        check_frequencies(drawn(target, logits, chosen, indices), p, kind)
 
 
 @points("8.5", 1)

@@ -346,4 +346,14 @@ SURVIVORS = {
     ),
     "StopMatcher._longest_beginning: `for length in range(len(stop))` → "
     "`for length in range(len(stop) + 1)`": "a whole stop at the end is a hit, found before",
+    "draw_batch: `for row, seed, index in zip(logits, seeds, indices, strict=True):` → "
+    "`for row, seed, index in zip(logits, seeds, indices, strict=False):`": (
+        "rows, seeds and indices are of one length"
+    ),
+    "draw_batch: `weights = row.double().softmax(-1).tolist()` → "
+    "`weights = row.double().softmax(-0).tolist()`": _ROW,
+    "draw_batch: `tokens.append(own.choices(range(len(weights)), weights)[0])` → "
+    "`tokens.append(own.choices(range(len(weights)), weights)[(-1)])`": (
+        "the first of one choice is the last"
+    ),
 }
