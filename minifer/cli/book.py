@@ -41,7 +41,8 @@ def add(commands: Any) -> None:
         "build",
         _build,
         summary="execute lectures, strip solutions",
-        about="Writes notebooks and stubs. A cell that fails or warns ends it.",
+        about="Writes notebooks, stubs, and the fingerprints by which the grader knows mistakes. A "
+        "cell that fails or warns ends it, and so do two mistakes that no probe tells apart.",
         examples=[("book build", "the whole book")],
         code=[("minifer/course/book/builder.py", "what is built from what")],
     )
@@ -106,6 +107,7 @@ def _find() -> Book:
 
 def _build(arguments: argparse.Namespace) -> int:
     from minifer.course.book.builder import build_exercise, build_lecture
+    from minifer.course.grading.mistakes import write_mistakes
 
     book = _find()
     for name in arguments.names or ("L", "ex"):
@@ -116,7 +118,7 @@ def _build(arguments: argparse.Namespace) -> int:
         for source in sources:
             print(build_lecture(source).relative_to(book.root), flush=True)
         for master in masters:
-            for path in build_exercise(master):
+            for path in [*build_exercise(master), write_mistakes(master)]:
                 print(path.relative_to(book.root), flush=True)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,9 @@ def book(tmp_path: Path) -> Book:
     (tmp_path / "solutions/ex04_sums.py").write_text(MASTER)
     (tmp_path / "solutions/mutants/ex04.py").write_text(MUTANTS)
     (tmp_path / "exercises/tests/test_ex04.py").write_text("def test_sum(target): ...\n")
+    (tmp_path / "exercises/tests/mistakes").mkdir()
+    known = {"4.2": [{"id": "ex04_2_m1", "diagnosis": "start counts", "fingerprint": "0"}]}
+    (tmp_path / "exercises/tests/mistakes/ex04.json").write_text(json.dumps(known))
     build_exercise(tmp_path / "solutions/ex04_sums.py")
     notebook = lecture_notebook(tmp_path / "lectures/src/L04_sums.py")
     nbformat.write(notebook, tmp_path / "lectures/L04_sums.ipynb")
@@ -157,6 +161,7 @@ def edit(path: Path, old: str, new: str) -> None:
         ("solutions/ex04_sums.ipynb", "Sum a list", "Sum", "ex04_sums.ipynb is not what"),
         ("exercises/ex04_sums.py", "start: int = 0", "start: int", "total is (numbers"),
         ("solutions/mutants/ex04.py", "result = start", "gone", "`old` occurs 0 times"),
+        ("solutions/mutants/ex04.py", "start counts", "count it", "grader knows other mistakes"),
         ("solutions/mutants/ex04.py", '"test_sum"', '"test_no"', "killed by test_no, which does"),
         (
             "exercises/tests/test_ex04.py",

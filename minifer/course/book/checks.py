@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 from minifer.course.book.builder import Book, exercise_files, lecture_notebook
 from minifer.course.book.exercises import solution_blocks, stub_of
+from minifer.course.grading.mistakes import mistakes_file
 from minifer.course.grading.mutants import load_mutants
 
 _NGRAM = 16  # tokens of a solution in a row that no exercise may hold
@@ -172,14 +174,19 @@ def _bare(node: ast.stmt) -> str:
 
 
 def _mutants(book: Book) -> Iterator[str]:
-    """Every known mistake still fits its master; ids are unique; the killing test exists."""
+    """Every known mistake still fits its master; ids are unique; the killing test exists; the
+    grader knows each by its fingerprint."""
     seen: set[str] = set()
     for master in book.solution_sources():
         number = master.name[:4]
         tests = book.exercises / "tests" / f"test_{number}.py"
         names = tests.read_text(encoding="utf-8") if tests.is_file() else ""
         text = master.read_text(encoding="utf-8")
-        for mutant in load_mutants(book.solutions / "mutants" / f"{number}.py"):
+        mutants = load_mutants(book.solutions / "mutants" / f"{number}.py")
+        told = {mutant.id: mutant.diagnosis for mutant in mutants if mutant.status == "must_die"}
+        if told != _fingerprinted(mistakes_file(tests)):
+            yield f"{number}: the grader knows other mistakes: minifer book build {number}"
+        for mutant in mutants:
             try:
                 mutant.apply(text)
             except ValueError as error:
@@ -191,3 +198,9 @@ def _mutants(book: Book) -> Iterator[str]:
                 yield f"{number}: {mutant.id} is killed by {mutant.killed_by}, which does not exist"
             if mutant.status == "equivalent" and not mutant.note:
                 yield f"{number}: {mutant.id} is equivalent without a reason"
+
+
+def _fingerprinted(path: Path) -> dict[str, str]:
+    """Id → diagnosis of the mistakes in a built file."""
+    entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {entry["id"]: entry["diagnosis"] for listed in entries.values() for entry in listed}
