@@ -13,6 +13,16 @@ from minifer import ModelConfig
 from minifer.course.grading import compare, points, probe, unchanged
 from minifer.perf.costs import ElementBytes, step_cost
 
+
+def refused(call):
+    """Is it refused with ValueError? Any other exception goes on."""
+    try:
+        call()
+    except ValueError:
+        return True
+    return False
+
+
 # -- 1.1 cost of a matrix product
 
 TORCH = {
@@ -114,6 +124,12 @@ def probe_products(target):
     ]
     mixed = [target.matmul_cost(*size, "bfloat16", "int4") for size in sizes]
     return plain + mixed + [target.matmul_cost(*size, "int4") for size in sizes]
+
+
+@probe("1.1")
+def probe_refusals(target):
+    cases = [(2, 3, 4, "double"), (2, 3, 4, "bfloat16", "int3"), (0, 3, 4, "int8")]
+    return [refused(lambda case=case: target.matmul_cost(*case)) for case in cases]
 
 
 # -- 1.2 bytes of a decode step
@@ -336,6 +352,7 @@ def test_ex01_3_large_numbers_are_exact(target, rng):
 def probe_batches(target):
     cases = [(200, 0, 4, 100, 10), (200, 1, 4, 100, 10), (200, 1, 19, 100, 10)]
     cases += [(201, 0, 4, 100, 10), (1, 0, 9, 1, 1), (7, 10, 100, 20, 2)]
+    cases += [(10**15, 0, 3, 10**15, 7)]
     return [target.critical_batch(*case) for case in cases]
 
 
@@ -412,3 +429,12 @@ def probe_joules(target):
         [(0.25, 1, 1), (0.5, 0, 9)],
     ]
     return [round(target.joules_per_token(steps, 100, 700), 9) for steps in cases]
+
+
+@probe("1.4")
+def probe_refused_joules(target):
+    cases = [[(0.25, 1.25, 3)], [(0.25, -0.25, 3)], [(0.25, 1, 0)]]
+    return [
+        refused(lambda steps=steps: target.joules_per_token(steps, 100, 700))
+        for steps in cases
+    ]
