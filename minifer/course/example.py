@@ -98,13 +98,13 @@ def run(
         "max_num_batched_tokens": BUDGET,
         **options,
     }
-    engine = Engine.from_loaded(
+    engine: Engine = Engine.from_loaded(
         model if model is not None else tiny(),
         EngineConfig(**settings),
         sinks=[sink],
         clock=lambda: engine.events.step / 1000,
     )
-    engine.runner = recorder = Recorder(engine.runner)  # type: ignore[assignment]
+    engine.runner = recorder = Recorder(engine.runner)
     if prepare is not None:
         prepare(engine)
     params = sampling or SamplingParams(temperature=0, ignore_eos=True)
