@@ -76,6 +76,7 @@ def test_ex06_1_rebuilds_every_token_from_its_position(target, rng):
 )
 def test_ex06_1_refuses_what_does_not_fit(target, request_):
     tried = f"pack([([5], 0, 1), {request_}])"
+    compare(target.pack([([5], 0, 1)]), ([5], [0], [0, 1], [1]), "pack([([5], 0, 1)])")
     try:
         got = target.pack([([5], 0, 1), request_])
     except ValueError:
@@ -305,7 +306,11 @@ def probe_nobody(target):
 
 @probe("6.4")
 def probe_choices(target):
-    costs = (lambda q, c: max(4.0, q), lambda q, c: max(2.0, q) + 0.5 * c)
+    costs = (
+        lambda q, c: max(4.0, q),
+        lambda q, c: max(2.0, q) + 0.5 * c,
+        lambda q, c: 3.0 + q * q / 16,  # the larger the slower, from 8 on
+    )
     return [
         target.choose_chunk(n, [16, 2, 8, 4], cost, goal)
         for cost in costs

@@ -185,3 +185,10 @@ MUTANTS = [
         killed_by="test_ex06_4_the_example",
     ),
 ]
+
+SURVIVORS = {
+    "last_hidden: `for b, (seen, total) in enumerate(zip(seq_lens, num_tokens, strict=True))` → "
+    "`for b, (seen, total) in enumerate(zip(num_tokens, seq_lens, strict=True))`": (
+        "the two are only asked whether they are equal"
+    ),
+}
