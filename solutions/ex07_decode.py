@@ -172,13 +172,13 @@ def pad_batch(token_ids, positions, slots, lengths, block_tables, size):
         )
     extra = size - B
     width = max(len(table) for table in block_tables)
-    tables = [list(table) + [0] * (width - len(table)) for table in block_tables]
+    tables = [table + [0] * (width - len(table)) for table in block_tables]
     tables += [[0] * width for _ in range(extra)]
     return (
-        list(token_ids) + [0] * extra,
-        list(positions) + [0] * extra,
-        list(slots) + [-1] * extra,
-        list(lengths) + [1] * extra,
+        token_ids + [0] * extra,
+        positions + [0] * extra,
+        slots + [-1] * extra,
+        lengths + [1] * extra,
         tables,
     )
     ### END SOLUTION

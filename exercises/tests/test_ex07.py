@@ -92,6 +92,7 @@ def test_ex07_1_is_one_batched_computation(target, generator):
 
     def calls(lengths, heads, kv_heads):
         step = ragged(generator, lengths, heads, kv_heads, 8)
+        tried = call(lengths, heads, kv_heads, 8)
 
         class Counter(torch.overrides.TorchFunctionMode):
             count = 0
@@ -101,7 +102,8 @@ def test_ex07_1_is_one_batched_computation(target, generator):
                 return function(*args, **(kwargs or {}))
 
         with Counter():
-            target.decode_attention(*step)
+            got = target.decode_attention(*step)
+        compare(got, one_by_one(*step), tried, atol=1e-10)
         return Counter.count
 
     few, many = calls([2], 2, 1), calls([3, 9, 5, 17, 20, 1, 8, 2], 8, 4)
@@ -264,13 +266,17 @@ def test_ex07_3_nothing_is_shared(target):
     rows = [1, 2], [3, 4], [5, 6], [4, 5], [[1], [2]]
     before = deepcopy(rows)
     got = target.pad_batch(*rows, 4)
-    got[4][0][0] = 99  # the caller's
     got[4][2][0] = 77  # an inactive row's
-    compare(
-        rows,
-        before,
-        "writing to the result of pad_batch(…, 4) must not change the inputs",
-    )
+    for size in (4, 2):  # 2: nothing is padded
+        result = target.pad_batch(*rows, size)
+        result[4][0][0] = 99
+        for column in result:
+            column[0] = 99
+        compare(
+            rows,
+            before,
+            f"writing to the result of pad_batch(…, {size}) must not change the inputs",
+        )
     compare(
         list(got[4][3]), [0], "writing to inactive row 2 must not change inactive row 3"
     )
@@ -279,6 +285,8 @@ def test_ex07_3_nothing_is_shared(target):
 @points("7.3", 1)
 @pytest.mark.parametrize(("B", "size"), [(2, 1), (3, 0), (0, 4), (0, 0)])
 def test_ex07_3_refuses_what_cannot_be_padded(target, B, size):
+    one = target.pad_batch([1], [0], [1], [1], [[0]], 1)
+    compare(one, ([1], [0], [1], [1], [[0]]), "pad_batch([1], [0], [1], [1], [[0]], 1)")
     rows = [1] * B, [0] * B, [1] * B, [1] * B, [[0]] * B
     try:
         got = target.pad_batch(*rows, size)

@@ -113,24 +113,24 @@ MUTANTS = [
     Mutant(
         "ex07_3_m1_padding_writes_slot_0",
         "7.3",
-        old="list(slots) + [-1] * extra",
-        new="list(slots) + [0] * extra",
+        old="slots + [-1] * extra",
+        new="slots + [0] * extra",
         diagnosis="inactive rows write slot 0, the first token of whoever owns block 0: use −1",
         killed_by="test_ex07_3_active_rows_stay_and_inactive_rows_write_nothing",
     ),
     Mutant(
         "ex07_3_m2_length_0",
         "7.3",
-        old="list(lengths) + [1] * extra",
-        new="list(lengths) + [0] * extra",
+        old="lengths + [1] * extra",
+        new="lengths + [0] * extra",
         diagnosis="inactive rows have a context of 0 tokens, over which a softmax is NaN: use 1",
         killed_by="test_ex07_3_active_rows_stay_and_inactive_rows_write_nothing",
     ),
     Mutant(
         "ex07_3_m3_last_row_repeated",
         "7.3",
-        old="list(slots) + [-1] * extra",
-        new="list(slots) + [slots[-1]] * extra",
+        old="slots + [-1] * extra",
+        new="slots + [slots[-1]] * extra",
         diagnosis="inactive rows repeat the last request's slot and overwrite its newest token",
         killed_by="test_ex07_3_active_rows_stay_and_inactive_rows_write_nothing",
     ),
@@ -145,7 +145,7 @@ MUTANTS = [
     Mutant(
         "ex07_3_m5_tables_padded_in_place",
         "7.3",
-        old="tables = [list(table) + [0] * (width - len(table)) for table in block_tables]",
+        old="tables = [table + [0] * (width - len(table)) for table in block_tables]",
         new="tables = list(block_tables)\n    for table in tables:\n"
         "        table += [0] * (width - len(table))",
         diagnosis="the requests' own block tables are padded: make new lists",
@@ -211,3 +211,26 @@ MUTANTS = [
         killed_by="test_ex07_4_tokens_have_the_large_models_law",
     ),
 ]
+
+_FILL = "decode_attention: `keys, values = keys.masked_fill(hidden, 0), values.masked_fill(hidden, 0)` → "
+_SAFE = "merge: `safe = outputs.masked_fill((weights == 0)[:, :, None], 0)` → "
+_FINITE = "any finite number will do: its weight is exactly 0"
+SURVIVORS = {
+    _FILL
+    + "`keys, values = keys.masked_fill(hidden, 1), values.masked_fill(hidden, 0)`": _FINITE,
+    _FILL
+    + "`keys, values = keys.masked_fill(hidden, (-1)), values.masked_fill(hidden, 0)`": _FINITE,
+    _FILL
+    + "`keys, values = keys.masked_fill(hidden, 0), values.masked_fill(hidden, 1)`": _FINITE,
+    _FILL
+    + "`keys, values = keys.masked_fill(hidden, 0), values.masked_fill(hidden, (-1))`": _FINITE,
+    _SAFE + "`safe = outputs.masked_fill((weights == 0)[:, :, None], 1)`": _FINITE,
+    _SAFE + "`safe = outputs.masked_fill((weights == 0)[:, :, None], (-1))`": _FINITE,
+    "pad_batch: `if not 1 <= B <= size:` → `if not 0 <= B <= size:`": (
+        "without rows there is no widest table, and max raises ValueError, too"
+    ),
+    "accept: `return bool(u < min(1.0, float(p[draft]) / float(q[draft])))` → "
+    "`return bool(u < min(2.0, float(p[draft]) / float(q[draft])))`": (
+        "u is below 1, and so below every bound of 1 or more"
+    ),
+}
