@@ -57,7 +57,7 @@ def block_map(events: Iterable[Event], num_blocks: int, *, title: str) -> Figure
     """
     columns = block_map_data(events)
     requests = list(dict.fromkeys(r for column in columns for r in column.tables))
-    colours = {r: request_colour(i) for i, r in enumerate(requests)}
+    colours = request_colours(requests)
     figure = new_figure(2.2 + 0.48 * len(columns), 1.5 + 0.3 * num_blocks)
     axes = figure.subplots()
     for x, column in enumerate(columns):
@@ -147,6 +147,12 @@ def new_figure(width: float, height: float) -> Figure:
 def request_colour(index: int) -> str:
     """The colour of the n-th request of a picture; A, B and C are 0, 1 and 2."""
     return REQUEST_COLOURS[index % len(REQUEST_COLOURS)]
+
+
+def request_colours(names: Iterable[str]) -> dict[str, str]:
+    """Name → colour: A, B, C and D have the same one in every picture, others by their order."""
+    places = {name: place for place, name in enumerate("ABCD")}
+    return {name: request_colour(places.get(name, i)) for i, name in enumerate(names)}
 
 
 def patch(label: str, colour: str, hatch: str = "", edge: str = "black") -> Any:

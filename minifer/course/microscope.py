@@ -86,7 +86,7 @@ def microscope(
         box = stepper(life, mark)
     except ImportError:
         return
-    display_widget(box, f"Buttons that step through {len(life.frames)} events")
+    display_widget(box, f"In a running notebook, buttons step through {len(life.frames)} events")
 
 
 def stepper(life: Life, mark: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 from minifer.course.figure_data import Span
-from minifer.course.figures import PALETTE, request_colour
+from minifer.course.figures import PALETTE, request_colours
 from minifer.course.life_map import HERE, life_map
 from minifer.course.microscope_data import Frame, Life
 from minifer.course.microscope_words import named
@@ -27,6 +27,7 @@ _BOX = (
     "max-width:760px;font-family:DejaVu Sans,Helvetica,Arial,sans-serif;font-size:14px;"
     "line-height:1.35"
 )
+_CELL = "text-align:center"  # a page's own style of tables may say otherwise
 _HERE = "border:3px solid #111111;font-weight:bold"
 
 
@@ -137,12 +138,11 @@ def _blocks(life: Life, frame: Frame) -> str:
 def _block(life: Life, frame: Frame, block: int) -> str:
     holders, found = frame.pool.holders(block), block in frame.pool.cached
     label = "+".join(map(_short, holders)) or ("" if found else "–")
-    colour = PALETTE["free"]
-    if holders:
-        colour = request_colour(life.requests.index(holders[0]))
-    style = f"background:{colour}"
+    colours = request_colours(life.requests)
+    colour = colours[holders[0]] if holders else PALETTE["free"]
+    style = f"{_CELL};background:{colour}"
     if len(holders) > 1:
-        other = request_colour(life.requests.index(holders[1]))
+        other = colours[holders[1]]
         style += f";background:linear-gradient(90deg,{colour} 50%,{other} 50%)"
     if found:
         style += f";border-bottom:5px solid {PALETTE['cached']}"
@@ -182,8 +182,8 @@ def _timeline(life: Life, frame: Frame) -> str:
 
 def _step_cell(step: int, *, here: bool) -> str:
     if here:
-        return f'<th width="42" style="{_HERE}" scope="col">▼ {step}</th>'
-    return f'<th width="42" scope="col">{step}</th>'
+        return f'<th width="42" style="{_CELL};{_HERE}" scope="col">▼ {step}</th>'
+    return f'<th width="42" style="{_CELL}" scope="col">{step}</th>'
 
 
 def _span_cell(span: Span | None, here: bool) -> str:
@@ -197,7 +197,7 @@ def _span_cell(span: Span | None, here: bool) -> str:
         text += str(span.tokens[1] - span.tokens[0])
     if span.cached:
         text += f" +{span.cached}"
-    return f'<td style="{style}">{text}</td>'
+    return f'<td style="{_CELL};{style}">{text}</td>'
 
 
 def _table(legend: str, rows: str) -> str:

@@ -18,10 +18,12 @@ _PRE = "margin:0.3em 0;padding:0.5em;background:#FAFAFA;color:#111111;overflow-x
 
 
 def show_source(function: Callable[..., Any]) -> None:
-    """Display a function or class of the engine, folded: its place, and its text on a click."""
+    """Display a function or class of minifer, folded: its place, and its text on a click."""
     text = source_of(function, docstring=True)
     html = f"<pre style='{_PRE}'>{escape(text)}</pre>"
-    _display(_folded(f"The engine's own: <code>{escape(place_of(function))}</code>", html), text)
+    place = place_of(function)
+    whose = "The book's own" if place.startswith("minifer.course.") else "The engine's own"
+    _display(_folded(f"{whose}: <code>{escape(place)}</code>", html), text)
 
 
 def show_diff(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:

@@ -69,7 +69,7 @@ def explore(
     except ImportError:
         return
     ranges = "; ".join(f"{names[n]}: {', '.join(map(str, v))}" for n, v in controls.items())
-    display_widget(box, f"Sliders. {ranges}")
+    display_widget(box, f"In a running notebook, sliders. {ranges}")
 
 
 def sliders(

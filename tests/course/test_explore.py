@@ -40,7 +40,7 @@ def test_the_twin_shows_the_first_values_and_the_sliders_name_all(shown):
     twin, widget = shown
     assert "<b>2 × 16</b>" in twin["text/html"]
     assert twin["text/plain"] == "batch: 2, context (tokens): 16"
-    assert widget["text/plain"] == "Sliders. batch: 2, 4; context (tokens): 16, 32"
+    assert widget["text/plain"] == "In a running notebook, sliders. batch: 2, 4; context (tokens): 16, 32"
     assert "application/vnd.jupyter.widget-view+json" in widget
 
 

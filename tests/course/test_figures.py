@@ -13,7 +13,14 @@ import pytest
 from fakes import run_engine, step_checked, tiny_engine
 
 from minifer.course.figure_data import BlockColumn, block_map_data, timeline_data
-from minifer.course.figures import PALETTE, REQUEST_COLOURS, block_map, show, timeline
+from minifer.course.figures import (
+    PALETTE,
+    REQUEST_COLOURS,
+    block_map,
+    request_colours,
+    show,
+    timeline,
+)
 from minifer.events import Event, ListSink
 from minifer.kv.step_input import StepInput
 from minifer.request import SamplingParams
@@ -253,6 +260,13 @@ def test_pictures_name_their_axes_and_keep_to_the_palette(events: list[Event]) -
 def test_the_map_labels_a_shared_block_with_both_requests(events: list[Event]) -> None:
     (axes,) = block_map(events, 8, title="shared").axes
     assert "a+b" in {text.get_text() for text in axes.texts}
+
+
+def test_named_requests_keep_their_colours_in_every_picture() -> None:
+    a, b, c, d = REQUEST_COLOURS
+    assert request_colours("ABC") == {"A": a, "B": b, "C": c}
+    assert request_colours(["B", "D"]) == {"B": b, "D": d}
+    assert request_colours(["x", "y"]) == {"x": a, "y": b}
 
 
 def test_nothing_is_drawn_outside_the_figure(events: list[Event]) -> None:

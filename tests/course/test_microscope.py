@@ -245,7 +245,7 @@ def test_in_a_notebook_the_twin_comes_first_and_as_text_too(monkeypatch):
     twin, widget = outputs
     assert twin["text/plain"].splitlines()[3].startswith("4 · step 3 · 1 scheduling · The sched")
     assert twin["text/html"].count("<details") == 9
-    assert widget["text/plain"] == "Buttons that step through 9 events"
+    assert widget["text/plain"] == "In a running notebook, buttons step through 9 events"
 
 
 def test_bad_arguments_are_refused():

@@ -16,6 +16,7 @@ from minifer.course.figures import (
     new_figure,
     patch,
     request_colour,
+    request_colours,
 )
 from minifer.course.pictures.prefill_decode_data import (
     LLAMA_8B,
@@ -121,10 +122,7 @@ def draw_chunks(ways: Sequence[Sequence[int]], *, title: str) -> Figure:
         axes.set_yticks(range(total))
         axes.set_xlabel("key position")
         axes.set_ylabel("query position")
-        name = (
-            " + ".join(map(str, chunks)) if len(set(chunks)) > 1 else f"{len(chunks)} × {chunks[0]}"
-        )
-        finish(figure, axes, name, [])
+        finish(figure, axes, _chunking(chunks), [])
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     _legend(
         figure,
@@ -134,6 +132,14 @@ def draw_chunks(ways: Sequence[Sequence[int]], *, title: str) -> Figure:
         patch("does not exist yet", "white"),
     )
     return figure
+
+
+def _chunking(chunks: Sequence[int]) -> str:
+    if len(chunks) == 1:
+        return f"one chunk of {chunks[0]}"
+    if len(set(chunks)) == 1:
+        return f"{len(chunks)} chunks of {chunks[0]}"
+    return f"chunks of {', '.join(map(str, chunks[:-1]))} and {chunks[-1]}"
 
 
 def draw_pairs(head_dim: int, *, title: str) -> Figure:
@@ -190,15 +196,16 @@ def draw_ticks(events: Iterable[Event], *, title: str) -> Figure:
     """When each token of each request came, in milliseconds since the first request arrived."""
     times = token_times(events)
     origin = min(arrival for arrival, _ in times.values())
+    colours = request_colours(times)
     figure = new_figure(8.0, 1.6 + 0.5 * len(times))
     axes = figure.subplots()
-    for y, (arrival, drawn) in enumerate(times.values()):
+    for y, (name, (arrival, drawn)) in enumerate(times.items()):
         x = [(time - origin) * 1e3 for time in drawn]
         first = (arrival - origin) * 1e3
         axes.plot([first, x[0]], [y, y], color=PALETTE["prefill"], linewidth=7, zorder=1)
         axes.plot([x[0], x[-1]], [y, y], color="black", linewidth=1, zorder=1)
         axes.plot(
-            x, [y] * len(x), linestyle="", marker="o", markersize=9, color=request_colour(y),
+            x, [y] * len(x), linestyle="", marker="o", markersize=9, color=colours[name],
             markeredgecolor="black",
         )  # fmt: skip
     axes.set_ylim(len(times) - 0.5, -0.5)
@@ -209,7 +216,7 @@ def draw_ticks(events: Iterable[Event], *, title: str) -> Figure:
     figure.legend(
         handles=[
             patch("time to the first token", PALETTE["prefill"]),
-            *(patch(f"tokens of {name}", request_colour(i)) for i, name in enumerate(times)),
+            *(patch(f"tokens of {name}", colour) for name, colour in colours.items()),
         ],
         loc="outside lower center", ncols=4, fontsize=9, frameon=False,
     )  # fmt: skip

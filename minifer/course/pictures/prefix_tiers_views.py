@@ -54,14 +54,14 @@ def tree_figure(blocks: Sequence[TreeBlock], *, title: str) -> Figure:
         )  # fmt: skip
         text = bytes(block.tokens).decode(errors="replace").replace(" ", "␣").replace("\n", "↵")
         middle = left + 0.49
-        axes.text(middle, block.row - 0.08, text, ha="center", va="center", fontsize=9,
+        axes.text(middle, block.row - 0.1, text, ha="center", va="center", fontsize=9,
                   family="monospace")  # fmt: skip
         if block.found_by:
             axes.add_patch(
-                Rectangle((left + 0.02, top + 0.44), 0.94, 0.16, facecolor=PALETTE["cached"])
+                Rectangle((left + 0.02, top + 0.4), 0.94, 0.2, facecolor=PALETTE["cached"])
             )
-            axes.text(middle, top + 0.52, "found by " + ", ".join(block.found_by), ha="center",
-                      va="center", fontsize=7.5, color="white")  # fmt: skip
+            axes.text(middle, top + 0.5, "found by " + ", ".join(block.found_by), ha="center",
+                      va="center", fontsize=8.5, color="white")  # fmt: skip
     axes.set_xlim(-0.1, width)
     axes.set_ylim(rows - 0.6, -0.45)
     axes.set_xticks([p + 0.49 for p in range(width)], [f"block {p}" for p in range(width)])
@@ -77,12 +77,13 @@ def difference_figure(keys: Sequence[float], values: Sequence[float], *, title: 
     """Largest difference of a block's keys and values, a pair of bars a layer."""
     figure = new_figure(6.0, 2.8)
     axes = figure.subplots()
-    for shift, numbers, label, (colour, _, _), hatch in (
-        (-0.2, keys, "keys", SERIES[0], ""),
-        (0.2, values, "values", SERIES[1], HATCHES["decode"]),
+    colour = PALETTE["cached"]  # both are KV; those of prefill and decode would mislead
+    for shift, numbers, label, face in (
+        (-0.2, keys, "keys", colour),
+        (0.2, values, "values", "white"),
     ):
         places = [layer + shift for layer in range(len(numbers))]
-        axes.bar(places, numbers, 0.38, color=colour, hatch=hatch, edgecolor="white", label=label)
+        axes.bar(places, numbers, 0.38, color=face, edgecolor=colour, linewidth=1.5, label=label)
     axes.set_xticks(range(len(keys)))
     label_axes(axes, title=title, x="layer", y="largest difference")
     return figure
@@ -209,7 +210,8 @@ def reload_figure(
                   label=f"{name}, predicted")  # fmt: skip
     for name in predicted.keys() - measured.keys():
         milliseconds = [1e3 * s for s in predicted[name]]
-        axes.plot(times.num_tokens, milliseconds, SERIES[3][2], color=SERIES[3][0], label=name)
+        axes.plot(times.num_tokens, milliseconds, SERIES[3][2], color=SERIES[3][0],
+                  label=f"from {name}, modelled")  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(times.num_tokens, [str(n) for n in times.num_tokens])

@@ -82,9 +82,14 @@ def gantt(
         axes.set_ylabel(rows)
         finish(figure, axes, name if len(panels) > 1 else title, [])
     all_axes[-1, 0].set_xlabel("engine step" if x == "step" else "time (ms)")
+    if x == "step" and right < 20:
+        all_axes[-1, 0].set_xticks(range(1, int(right) + 1))
     if len(panels) > 1:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left", wrap=True)
-    legend = [patch(_NAMES[kind], *_STYLE[kind]) for kind in _STYLE if kind in kinds]
+    names = _NAMES
+    if rows == "seat":
+        names = names | {"prefill": "prefill of the request named"}
+    legend = [patch(names[kind], *_STYLE[kind]) for kind in _STYLE if kind in kinds]
     if rows == "seat":
         legend.append(patch("nobody", PALETTE["free"]))
     figure.legends.clear()
@@ -189,12 +194,16 @@ def state_machine(counts: Mapping[tuple[str, str], int], *, title: str) -> Figur
 
 @dataclass(frozen=True)
 class Panel:
-    """What `curves` draws. x, y: names of the axes, with units. series: label → (xs, ys)."""
+    """What `curves` draws. x, y: names of the axes, with units. series: label → (xs, ys).
+
+    spans: a y is what held since the x before, so the line is level up to its point.
+    """
 
     x: str
     y: str
     series: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     log_y: bool = False
+    spans: bool = False
 
 
 def curves(panel: Panel, *, title: str, line: float | None = None) -> Figure:
@@ -208,7 +217,10 @@ def curves(panel: Panel, *, title: str, line: float | None = None) -> Figure:
     for (label, (xs, ys)), (colour, marker, dash) in zip(
         panel.series.items(), SERIES, strict=False
     ):
-        axes.plot(xs, ys, color=colour, marker=marker, linestyle=dash, markersize=5, label=label)
+        axes.plot(
+            xs, ys, color=colour, marker=marker, linestyle=dash, markersize=5, label=label,
+            drawstyle="steps-pre" if panel.spans else "default",
+        )  # fmt: skip
     if panel.log_y:
         axes.set_yscale("log")
     else:
