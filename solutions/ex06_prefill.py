@@ -197,9 +197,10 @@ check("6.3")
 # The last row of request b is the one before request b + 1 begins.
 #
 # </details>
-# <details><summary>Help: I see "expected shape [0, 4]"</summary>
+# <details><summary>Help: I see "tensors used as indices must be long", or "non-empty TensorList"</summary>
 #
-# An empty list of rows needs a dtype: `torch.tensor([])` is made of floats.
+# In that step nobody is complete, and the list of rows is empty. `torch.tensor([])` is made of
+# floats: give it a dtype. `torch.stack` cannot stack nothing: index `hidden` instead.
 #
 # </details>
 
@@ -220,7 +221,8 @@ check("6.3")
 # - a candidate is allowed when *every* one of its steps takes at most `target` seconds;
 # - among the allowed the one with the smallest sum of step times wins; of equals the smaller chunk.
 #
-# `candidates` is a list of distinct ints of at least 1, in any order. It returns an int, or `None` when no
+# `num_tokens` is at least 1. `candidates` is a list of distinct ints of at least 1, in any order, some
+# perhaps larger than the prompt. It returns an int, or `None` when no
 # candidate is allowed. `step_seconds` is any function: longer contexts may cost more, and larger chunks
 # need not be faster.
 #

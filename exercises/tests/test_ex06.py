@@ -27,9 +27,21 @@ def layout(step):
     return starts, [computed + new for _, computed, new in step]
 
 
+SMALL_STEPS = [
+    ([([7], 0, 1)], ([7], [0], [0, 1], [1])),
+    ([([5, 6, 7, 8], 1, 2)], ([6, 7], [1, 2], [0, 2], [3])),
+    (
+        [([7, 8, 9], 0, 3), ([4, 5, 6, 1], 3, 1)],
+        ([7, 8, 9, 1], [0, 1, 2, 3], [0, 3, 4], [3, 4]),
+    ),
+]
+
+
 @points("6.1", 2)
 def test_ex06_1_lays_out_what_the_engine_lays_out(target):
-    for budget in (64, 16, 5):
+    for requests, expected in SMALL_STEPS:
+        compare(target.pack(requests), expected, f"pack({requests})")
+    for budget in (5, 16, 64):
         for number, (step, _) in enumerate(
             example.run(max_num_batched_tokens=budget).steps, 1
         ):
@@ -185,8 +197,11 @@ def test_ex06_3_rows_are_those_the_engine_asks_for(target, generator):
 
 @points("6.3", 1)
 def test_ex06_3_reads_its_own_rows_only_and_returns_a_copy(target, rng):
-    for size in (1, 2, 7):
-        step = random_step(rng, size)
+    decodes = [
+        ([1] * length, length - 1, 1) for length in (3, 1, 9)
+    ]  # all rows are read
+    for step in (*(random_step(rng, size) for size in (1, 2, 7)), decodes):
+        size = len(step)
         starts, lengths = layout(step)
         totals = [len(token_ids) for token_ids, _, _ in step]
         complete = [b for b in range(size) if lengths[b] == totals[b]]
@@ -206,12 +221,16 @@ def test_ex06_3_reads_its_own_rows_only_and_returns_a_copy(target, rng):
 
 
 def step_costs(rng):
-    """Cost functions a chunk is chosen for: flat then linear, with and without a context's share."""
-    base, slope, share = rng.uniform(1, 5), rng.uniform(0.1, 1), rng.uniform(0.01, 0.1)
+    """Cost functions a chunk is chosen for: flat then linear, with and without a context's share.
+
+    All are multiples of 1/64: sums are exact in any order, and equals are equal.
+    """
+    base, slope = rng.randint(64, 320) / 64, rng.randint(7, 64) / 64
+    share = rng.randint(1, 6) / 64
     return [
         lambda query, context: max(base, slope * query),
         lambda query, context: max(base, slope * query) + share * context,
-        lambda query, context: base + (query - 12) ** 2 / 50 + share * context,
+        lambda query, context: base + (query - 12) ** 2 / 64 + share * context,
     ]
 
 
@@ -302,6 +321,13 @@ def probe_rows(target):
 @probe("6.3")
 def probe_nobody(target):
     return target.last_hidden(torch.ones(2, 2), [0, 2], [2], [5])
+
+
+@probe("6.3")
+def probe_everybody(target):
+    hidden = torch.arange(6.0).reshape(3, 2)
+    target.last_hidden(hidden, [0, 1, 2, 3], [3, 1, 9], [3, 1, 9]).fill_(-1)
+    return hidden
 
 
 @probe("6.4")

@@ -54,6 +54,23 @@ MUTANTS = [
         killed_by="test_ex06_1_refuses_what_does_not_fit",
     ),
     Mutant(
+        "ex06_1_m7_seq_len_of_all_tokens",
+        "6.1",
+        old="seq_lens.append(end)",
+        new="seq_lens.append(len(token_ids))",
+        diagnosis="seq_lens counts tokens that no step has computed yet: after a chunk the context "
+        "is num_computed + num_new",
+        killed_by="test_ex06_1_lays_out_what_the_engine_lays_out",
+    ),
+    Mutant(
+        "ex06_1_m8_without_the_first_0",
+        "6.1",
+        old="return tokens, positions, cu_seqlens, seq_lens",
+        new="return tokens, positions, cu_seqlens[1:], seq_lens",
+        diagnosis="cu_seqlens holds the ends only: it begins with a 0",
+        killed_by="test_ex06_1_lays_out_what_the_engine_lays_out",
+    ),
+    Mutant(
         "ex06_2_m1_leak_between_requests",
         "6.2",
         old="mask[top:bottom, left : left + length] = key <= query",
@@ -104,6 +121,14 @@ MUTANTS = [
         killed_by="test_ex06_2_attention_under_it_is_that_of_each_request_alone",
     ),
     Mutant(
+        "ex06_2_m7_true_where_hidden",
+        "6.2",
+        old="    return mask\n",
+        new="    return ~mask\n",
+        diagnosis="True stands where a key is hidden: it must stand where the query may see it",
+        killed_by="test_ex06_2_every_pair_is_right",
+    ),
+    Mutant(
         "ex06_3_m1_last_of_the_batch",
         "6.3",
         old="cu_seqlens[b + 1] - 1",
@@ -135,6 +160,32 @@ MUTANTS = [
         new="cu_seqlens[b]",
         diagnosis="the first row of each request is taken: the next token is scored by the last",
         killed_by="test_ex06_3_rows_are_those_the_engine_asks_for",
+    ),
+    Mutant(
+        "ex06_3_m5_position_taken_for_a_row",
+        "6.3",
+        old="cu_seqlens[b + 1] - 1",
+        new="seen - 1",
+        diagnosis="seq_lens[b] - 1 is a position in the request: rows of the step are counted by "
+        "cu_seqlens",
+        killed_by="test_ex06_3_rows_are_those_the_engine_asks_for",
+    ),
+    Mutant(
+        "ex06_3_m6_no_rows_are_floats",
+        "6.3",
+        old="torch.tensor(rows, dtype=torch.int64)",
+        new="torch.tensor(rows)",
+        diagnosis="where nobody is complete the list of rows is empty, and torch.tensor([]) is of "
+        "floats: give it dtype=torch.int64",
+        killed_by="test_ex06_3_rows_are_those_the_engine_asks_for",
+    ),
+    Mutant(
+        "ex06_3_m7_hidden_itself",
+        "6.3",
+        old="return hidden[torch.tensor(rows, dtype=torch.int64)]",
+        new="return hidden if len(rows) == len(hidden) else hidden[rows]",
+        diagnosis="where every row is read, hidden itself comes back: return a copy",
+        killed_by="test_ex06_3_reads_its_own_rows_only_and_returns_a_copy",
     ),
     Mutant(
         "ex06_4_m1_mean_keeps_the_target",
@@ -183,6 +234,14 @@ MUTANTS = [
         new="if max(times) < target",
         diagnosis="a step of exactly the target is allowed",
         killed_by="test_ex06_4_the_example",
+    ),
+    Mutant(
+        "ex06_4_m7_first_step_alone",
+        "6.4",
+        old="if max(times) <= target",
+        new="if times[0] <= target",
+        diagnosis="only the first step is held against the target: later ones have longer contexts",
+        killed_by="test_ex06_4_every_step_must_keep_the_target",
     ),
 ]
 
