@@ -224,9 +224,8 @@ class PrefixLRU:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
-        self._parents = (
-            OrderedDict()
-        )  # name → the one before; least recently used first
+        # name → the one before it; least recently used first
+        self._parents = OrderedDict()
         self._pins = Counter()
         ### END SOLUTION
 

@@ -164,3 +164,15 @@ MUTANTS = [
         killed_by="test_ex05_4_every_bit_comes_back",
     ),
 ]
+
+SURVIVORS = {
+    "block_names: `if block_size < 1:` → `if block_size < 0:`": (
+        "range refuses a step of 0 with a ValueError of its own"
+    ),
+    "PrefixLRU.lookup: `self._touch(path[:found])` → `self._touch(path[:found + 1])`": (
+        "one name more is one that is not held, and only held names are touched"
+    ),
+    "PrefixLRU._touch: `for name in reversed(names):` → `for name in names:`": (
+        "of one touch only the last held name is a leaf: the order of the others cannot be seen"
+    ),
+}
