@@ -232,9 +232,9 @@ class Sequence:
 # **`resume(running, waiting, free_blocks, block_size)`** lets the *front* of `waiting`
 # run, if all its tokens, prompt and output, fit into free blocks.
 #
-# - It needs `len(prompt) + len(output)` over `block_size` blocks, rounded up. If nobody
-#   waits or fewer blocks are free, nothing changes and `[]` is returned. Nobody is
-#   overtaken.
+# - It needs `len(prompt) + len(output)`, at least 1, over `block_size` blocks, rounded
+#   up. If nobody waits or fewer blocks are free, nothing changes and `[]` is returned.
+#   Nobody is overtaken.
 # - Otherwise the sequence moves to the end of `running`; its blocks are taken with
 #   `free_blocks.pop()`, one after the other, and stand in `block_table` in that order.
 # - Returns a new list: the ids of the tokens that the next step must compute for it, in

@@ -293,7 +293,8 @@ check("4.3")
 # - Scores may be in the hundreds: subtract the maximum before the exponential.
 # - Walk the blocks. No tensor that you make may have more than 4 · B · H · P · C elements; a view of an
 #   input does not count. (The tests use C = 16 and up to 64 blocks for this.)
-# - No input is changed. All tensors are on one device.
+# - No input is changed. All tensors are on one device; query and caches have one dtype, float32 or
+#   float64.
 #
 # A softmax can be computed block by block. Keep, for each query and head, the largest score m so far, the
 # sum s of exp(score - m) and the vector o, the same sum with each term times its value. For a

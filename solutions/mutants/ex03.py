@@ -150,6 +150,14 @@ MUTANTS = [
         diagnosis="`max_chunk` caps every chunk",
         killed_by="test_ex03_2_chunks",
     ),
+    Mutant(
+        "ex03_2_m10_seat_without_entry",
+        "3.2",
+        old="        new = min(behind, max_chunk, left)\n",
+        new="        seats -= index >= len(running)\n        new = min(behind, max_chunk, left)\n",
+        diagnosis="a waiting request that gets no entry takes no seat: the seat is there for the next",
+        killed_by="test_ex03_2_chunks",
+    ),
     # -- 3.3
     Mutant(
         "ex03_3_m1_keeps_its_computed_count",

@@ -53,6 +53,15 @@ MUTANTS = [
         diagnosis="a table that is one block too short is not refused with ValueError",
         killed_by="test_ex04_1_refuses_a_table_that_is_too_short",
     ),
+    Mutant(
+        "ex04_1_m7_exact_fit_refused",
+        "4.1",
+        old="if index >= len(table):",
+        new="if (computed[b] + new[b]) // block_size >= len(table):",
+        diagnosis="a table that the tokens fill exactly is refused: the last position is "
+        "computed + new - 1, and only the block of that one is needed",
+        killed_by="test_ex04_1_a_prompt_from_its_first_token",
+    ),
     # -- 4.2
     Mutant(
         "ex04_2_m1_new_block_when_just_full",
