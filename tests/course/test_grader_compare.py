@@ -137,7 +137,8 @@ def test_equal(got: Any, expected: Any) -> None:
         (float("nan"), 1.0, "expected 1.0, got nan"),
         ([1, 2], [1, 3], "item 1: expected 3, got 2"),
         ([1, 2], [1, 2, 3], "expected 3 items, got 2"),
-        ([1, [2, True]], [1, [2, 1]], "item 1: item 1: expected an int, got a bool"),
+        ([[[0], [1]]], [[[0], [2]]], "item [0][1][0]: expected 2, got 1"),
+        ([1, [2, True]], [1, [2, 1]], "item [1][1]: expected an int, got a bool"),
         ({"a": 1}, {"a": 1, "b": 2}, "the key 'b' is missing"),
         ({"a": 1, "b": 2}, {"a": 1}, "there should be no key 'b'"),
         ({1: 0}, {True: 0}, "the key True is missing"),
@@ -227,7 +228,7 @@ def test_the_message_names_call_value_and_problem_and_stays_short() -> None:
     tried, got, expected, problem = str(failure.value).splitlines()
     assert tried == "tried     f(n=1000)" and expected == "expected  [0]"
     assert got.startswith("got       [0, 1, 2") and got.endswith("… (4890 characters)")
-    assert problem == "expected 1 items, got 1000"
+    assert problem == "expected 1 item, got 1000"
 
 
 def test_a_repr_that_fails_fails_nothing() -> None:

@@ -124,7 +124,9 @@ def _statement(frame: FrameType | None, line: int) -> str:
 def _place(frame: FrameType, line: int) -> str:
     name = frame.f_code.co_filename
     text = linecache.getline(name, line).strip()
-    return f"in line {line} of {Path(name).name}" + (f": {text}" if text else "")
+    cell = Path(name).parent.name.startswith("ipykernel_")  # its file has a number for a name
+    place = "the cell" if cell else Path(name).name
+    return f"in line {line} of {place}" + (f": {text}" if text else "")
 
 
 def short_text(text: str, longest: int = 600) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -91,9 +92,10 @@ class _Comparison:
             return f"expected a {type(expected).__name__}, got {name_of(got)}"
         for index, (a, b) in enumerate(zip(value, expected, strict=False)):
             if problem := self.difference(a, b, seen):
-                return f"item {index}: {problem}"
+                return _at(index, problem)
         if len(value) != len(expected):
-            return f"expected {len(expected)} items, got {len(value)}"
+            items = "item" if len(expected) == 1 else "items"
+            return f"expected {len(expected)} {items}, got {len(value)}"
         return ""
 
     def _dicts(self, got: Any, value: Any, expected: Any, seen: frozenset[int]) -> str:
@@ -183,6 +185,15 @@ class _Comparison:
             if problem := self.difference(mine[name], value, seen | {id(expected)}):
                 return f"{name}: {problem}"
         return ""
+
+
+def _at(index: int, problem: str) -> str:
+    """Where in a sequence: "item 1: …", and of sequences in sequences "item [1][0]: …"."""
+    inner = re.match(r"item (?:(\d+)|((?:\[\d+\])+)): ", problem)
+    if inner is None:
+        return f"item {index}: {problem}"
+    place = inner[2] or f"[{inner[1]}]"
+    return f"item [{index}]{place}: {problem[inner.end() :]}"
 
 
 def _first_wrong(wrong: Tensor, got: Tensor, expected: Tensor, *, exact: bool) -> str:

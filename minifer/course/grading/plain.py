@@ -85,7 +85,12 @@ def name_of(value: Any) -> str:
 
 
 def short(value: Any, longest: int = 600) -> str:
-    """The repr of a value, cut; never raises an ordinary error."""
+    """The repr of a value, cut; never raises an ordinary error.
+
+    Of a tensor that fills more than a few lines, shape and dtype: nobody finds a number in it.
+    """
+    if type(value) in _TENSORS and Tensor.numel(value) > 24:
+        return f"a tensor of shape {list(value.shape)}, {value.dtype}"
     try:
         text = repr(value)
     except Exception as error:
