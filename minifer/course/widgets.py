@@ -35,10 +35,11 @@ def explore(
     """Show `view(**first values)` and, where a front end can, a slider a control that redraws it.
 
     view: a pure function of the controls; returns HTML or SVG (str), a PNG (bytes), or a matplotlib
-    figure, which is closed. controls: name → the values it may take, in order; the first is what
-    the static twin shows. labels: name → what stands before its slider, with the unit; by default
-    the name, "_" as a space. alt: what the picture shows, for those who do not see it; a function
-    of the controls may say it for each value. A PNG or a figure must have one.
+    figure, which is closed. controls: name → the values it may take; the first is what the static
+    twin shows and where the slider begins. Numbers lie on it from small to large, others as given.
+    labels: name → what stands before its slider, with the unit; by default the name, "_" as a
+    space. alt: what the picture shows, for those who do not see it; a function of the controls may
+    say it for each value. A PNG or a figure must have one.
 
     Displays two outputs: the static twin, then the sliders. Under nbval the HTML, the alt text and
     the sliders' names are compared, the pixels of a PNG are not. Raises `ValueError` for a control
@@ -68,7 +69,9 @@ def explore(
         box = sliders(view, controls, names, alt=alt, mark=mark, start=_html(picture, words))
     except ImportError:
         return
-    ranges = "; ".join(f"{names[n]}: {', '.join(map(str, v))}" for n, v in controls.items())
+    ranges = "; ".join(
+        f"{names[n]}: {', '.join(map(str, _in_order(v)))}" for n, v in controls.items()
+    )
     display_widget(box, f"In a running notebook, sliders. {ranges}")
 
 
@@ -89,7 +92,8 @@ def sliders(
 
     boxes = {
         name: ipywidgets.SelectionSlider(
-            options=[(str(value), value) for value in values],
+            options=[(str(value), value) for value in _in_order(values)],
+            value=values[0],
             description=names[name],
             tooltip=names[name],
             continuous_update=False,
@@ -112,6 +116,12 @@ def sliders(
     for box in boxes.values():
         box.observe(redraw, names="value")
     return ipywidgets.VBox([*boxes.values(), shown])
+
+
+def _in_order(values: Sequence[Any]) -> list[Any]:
+    if all(isinstance(value, int | float) for value in values):
+        return sorted(values)
+    return list(values)
 
 
 def _labels(controls: Mapping[str, Sequence[Any]], labels: Mapping[str, str]) -> dict[str, str]:

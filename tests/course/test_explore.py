@@ -40,7 +40,8 @@ def test_the_twin_shows_the_first_values_and_the_sliders_name_all(shown):
     twin, widget = shown
     assert "<b>2 × 16</b>" in twin["text/html"]
     assert twin["text/plain"] == "batch: 2, context (tokens): 16"
-    assert widget["text/plain"] == "In a running notebook, sliders. batch: 2, 4; context (tokens): 16, 32"
+    told = "In a running notebook, sliders. batch: 2, 4; context (tokens): 16, 32"
+    assert widget["text/plain"] == told
     assert "application/vnd.jupyter.widget-view+json" in widget
 
 
@@ -63,6 +64,18 @@ def test_moving_a_slider_redraws_and_the_living_widget_hides_its_twin(shown):
     assert "<b>2 × 8</b>" in picture.value
     slider.value = 4
     assert "<b>4 × 8</b>" in picture.value and "<b>2" not in picture.value
+
+
+def test_numbers_lie_in_order_and_the_slider_begins_at_the_first(shown):
+    explore(table, batch=[4, 2, 8])
+    assert "<b>4 × 8</b>" in shown[0]["text/html"]
+    assert shown[1]["text/plain"].endswith("batch: 2, 4, 8")
+    controls = {"batch": [4, 2, 8], "context": ["long", "short", "all"]}
+    names = {name: name for name in controls}
+    box = sliders(table, controls, names, alt=None, mark="m", start="")
+    batch, context = (slider for slider in box.children[:2])
+    assert (batch.value, [value for _, value in batch.options]) == (4, [2, 4, 8])
+    assert (context.value, context.options[1][1]) == ("long", "short")
 
 
 def test_a_view_that_fails_says_so_in_the_widget():

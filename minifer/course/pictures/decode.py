@@ -194,8 +194,8 @@ def bytes_figure(points: Sequence[DecodePoint], *, title: str) -> Figure:
     totals = [point.weight_bytes + point.kv_bytes for point in points]
     weights = [100 * p.weight_bytes / total for p, total in zip(points, totals, strict=True)]
     kv = [100 - share for share in weights]
-    axes.bar(places, weights, color=PALETTE["decode"], hatch=HATCHES["decode"], edgecolor="white")
-    axes.bar(places, kv, bottom=weights, color=PALETTE["cached"], edgecolor="white")
+    axes.bar(places, weights, color=PALETTE["free"], edgecolor="black", linewidth=0.5)
+    axes.bar(places, kv, bottom=weights, color=PALETTE["cached"], edgecolor="black", linewidth=0.5)
     for place, (point, total) in enumerate(zip(points, totals, strict=True)):
         each = f"{total / point.batch / 1e9:.2f} GB a token"
         axes.text(place, 102, each, ha="center", fontsize=9)
@@ -204,7 +204,7 @@ def bytes_figure(points: Sequence[DecodePoint], *, title: str) -> Figure:
     axes.set_xlabel("requests in the step")
     axes.set_ylabel("bytes the step reads (%)")
     legend = [
-        patch("weights, shared by the batch", PALETTE["decode"], HATCHES["decode"], "white"),
+        patch("weights, shared by the batch", PALETTE["free"]),
         patch("keys and values, each request's own", PALETTE["cached"]),
     ]
     finish(figure, axes, title, legend)
@@ -225,10 +225,11 @@ def pareto_figure(series: Mapping[str, Sequence[DecodePoint]], *, title: str) ->
                 f"B = {point.batch}",
                 (point.seconds * 1e3, point.tokens_per_second),
                 textcoords="offset points",
-                xytext=(6, -12),
+                xytext=(-34, -4) if point is points[0] else (6, -12),
                 fontsize=9,
             )
     log_axes(axes, (4, 8, 16, 32, 64, 128))
+    axes.set_xlim(left=3.2)
     label_axes(axes, title=title, x="time per output token (ms)", y="tokens a second, all requests")
     return figure
 
@@ -239,7 +240,7 @@ def decode_figure(
     """Predicted floor and measured time of a decode step, against its requests."""
     figure = new_figure(8.0, 4.0)
     axes = figure.subplots()
-    both = {"predicted floor": predicted, "measured": measured}
+    both = {"measured": measured, "predicted floor": predicted}
     for (colour, marker, line), (label, points) in zip(SERIES, both.items(), strict=False):
         axes.plot(
             [point.batch for point in points],

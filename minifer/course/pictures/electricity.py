@@ -162,7 +162,7 @@ def draw_caches(rates: Mapping[float, float], models: Mapping[str, ModelConfig])
         {"read again and again": (list(rates), [rate / 1e9 for rate in rates.values()])},
         title="What fits a cache comes faster than memory delivers",
         x="buffer (MiB)",
-        y="GB/s",
+        y="rate of reading (GB/s)",
         log="x",
         marks={weight_mib(config): name for name, config in models.items()},
     )

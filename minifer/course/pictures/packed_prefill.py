@@ -203,16 +203,17 @@ def mask_figure(parts: Sequence[Part], *, title: str) -> Figure:
             axes.add_patch(
                 Rectangle((left + part.computed, row), query + 1, 1, facecolor=colour, linewidth=0)
             )
-        axes.add_patch(
-            Rectangle((left, top), part.seen, part.queries, fill=False, edgecolor="black")
-        )
+        axes.add_patch(Rectangle((left, top), part.seen, part.queries, fill=False, clip_on=False))
         axes.text(left + part.seen / 2, top - 0.4, part.request_id, ha="center", fontsize=10)
         top, left = top + part.queries, left + part.seen
     axes.set_xlim(0, left)
     axes.set_ylim(top, -max(1.5, top * 0.06))
     axes.set_xlabel("keys: the contexts, one after the other (tokens)")
     axes.set_ylabel("queries of this step (tokens)")
-    legend = [patch("key in the cache already", PALETTE["cached"], HATCHES["cached"])]
+    legend = []
+    if any(part.computed for part in parts):
+        cached = PALETTE["cached"], HATCHES["cached"], "white"
+        legend.append(patch("key in the cache already", *cached))
     legend += [patch(f"key of {name}, this step", colours[name]) for name in names]
     finish(figure, axes, title, legend)
     return figure
@@ -241,7 +242,7 @@ def prefill_figure(
     figure = new_figure(8.0, 4.0)
     axes = figure.subplots()
     for (colour, marker, line), (label, values) in zip(
-        SERIES, (("predicted floor", predicted), ("measured", measured)), strict=False
+        SERIES, (("measured", measured), ("predicted floor", predicted)), strict=False
     ):
         milliseconds = [seconds * 1e3 for seconds in values.values()]
         axes.plot(

@@ -185,7 +185,7 @@ def shares_figure(shares: Sequence[Shares]) -> Figure:
     figure = new_figure(8.2, 3.5)
     axes = figure.subplots()
     parts = (
-        ("stored", "holds a token", PALETTE["decode"], ""),
+        ("stored", "holds a token", PALETTE["cached"], ""),
         ("later", "kept for a later token", "white", "////"),
         ("never", "will never be used", PALETTE["waiting"], HATCHES["waiting"]),
         ("gaps", "too small a gap, or headroom", PALETTE["free"], ""),
@@ -218,8 +218,8 @@ def waste_figure(counted: Mapping[int, float]) -> Figure:
     sizes = list(counted)
     predicted = [(P - 1) / 2 for P in sizes]
     for label, values, (colour, marker, line) in (
-        ("predicted: (P - 1) / 2", predicted, SERIES[0]),
-        ("counted in the engine", list(counted.values()), SERIES[1]),
+        ("counted in the engine", list(counted.values()), SERIES[0]),
+        ("predicted: (P - 1) / 2", predicted, SERIES[1]),
     ):
         axes.plot(
             sizes, values, label=label, color=colour, marker=marker, linestyle=line,

@@ -92,10 +92,11 @@ def draw_roof(
     axes.annotate(
         f"ridge {device.ridge_point:.3g}",
         (device.ridge_point, device.peak_flops),
-        xytext=(0, 5),
+        xytext=(0, 6),
         textcoords="offset points",
         fontsize=9,
         ha="center",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )
     markers = {"prefill": "o", "decode": "s", "cached": "^"}
     named: set[str] = set()
@@ -215,13 +216,13 @@ def lines(
         axes.axvline(at, color="black", linewidth=1, linestyle=":")
         axes.annotate(
             text,
-            (at, 0.02),
+            (at, 0.98),
             xycoords=("data", "axes fraction"),
             xytext=(3, 0),
             textcoords="offset points",
             fontsize=9,
             rotation=90,
-            va="bottom",
+            va="top",
         )
     for at, text in (levels or {}).items():
         axes.axhline(at, color="black", linewidth=1, linestyle=":")
