@@ -27,9 +27,10 @@ from minifer.course import check
 # - `logits`: float32 [V], V ≥ 1, not changed. Some may be −inf (masked): they get 0. At least one is
 #   finite. Finite ones may be large: 500 must not overflow.
 # - `temperature` > 0 is applied first: p is the softmax of logits ÷ temperature.
-# - Order the tokens by falling **logit**; among equal logits the lower id comes first. Going down that
-#   order, a token is kept while the sum of p *before* it is below `top_p`. So the first is always kept,
-#   the token that crosses `top_p` is kept, and one before which `top_p` is already reached is not.
+# - Order the tokens by falling **logit**, not by p: at a very high temperature p may be equal where
+#   logits are not. Among equal logits the lower id comes first. Going down that order, a token is kept
+#   while the sum of p *before* it is below `top_p`. So the first is always kept, the token that crosses
+#   `top_p` is kept, and one before which `top_p` is already reached is not.
 # - Sums are of floats: read "below `top_p`" as `sum_before < top_p * (1 - 1e-6)`, with p and sums in
 #   float64. 0 < `top_p` ≤ 1; `top_p` = 1 keeps every token whose logit is finite.
 # - The kept probabilities are rescaled to add up to 1; all others are exactly 0.
@@ -66,6 +67,12 @@ check("8.1")
 #
 # `exp` of a large number is inf, and inf ÷ inf is NaN. Take the largest logit off before you divide by
 # the temperature; the softmax is the same.
+#
+# </details>
+#
+# <details><summary>Help: I see one token too many where the sum reaches top_p exactly</summary>
+#
+# As floats, 0.5 + 0.3 may lie a little below 0.8. Compare with `top_p * (1 - 1e-6)`, as the text says.
 #
 # </details>
 
@@ -137,8 +144,8 @@ check("8.2")
 # Three things that real vocabularies do:
 #
 # 1. A token may hold part of a character, or the end of one and the begin of the next.
-# 2. A SentencePiece `decode` drops one space at the very **start** of what it is given: `decode([hi])` may
-#    be "hi" though the token is " hi". So a token decoded alone can lose its space.
+# 2. A SentencePiece `decode` drops one space at the very **start** of what it is given: `decode([i])` may
+#    be "hi" though token i is " hi". So a token decoded alone can lose its space.
 # 3. A token may be nothing at all: special tokens decode to "", alone and among others.
 #
 # And the cost must not grow with the reply: no call of `decode` gets more than **16 ids** in a reply in

@@ -25,6 +25,16 @@ from minifer.sampling_params import SamplingParams
 CUT = "\ufffd"
 
 
+def demand(holds: bool, tried: str, expected: str) -> None:
+    """For what is true or not: the message says what was wanted, not "expected True"."""
+    if not holds:
+        raise AssertionError(f"tried     {tried}\nexpected  {expected}")
+
+
+def short_list(values: Sequence[Any]) -> str:
+    return str(list(values)) if len(values) <= 20 else f"<{len(values)} values>"
+
+
 def request(prompt: Sequence[int], output: Sequence[int], **params: Any) -> Request:
     """A request that has drawn `output`."""
     tokens = [*prompt, *output]
@@ -39,7 +49,8 @@ def check_nucleus(
     target: Any, logits: torch.Tensor, T: float, top_p: float, truth: Any
 ) -> None:
     """truth: {token: probability}."""
-    tried = f"nucleus(logits={logits.tolist()}, temperature={T}, top_p={top_p})"
+    row = short_list(logits.tolist())
+    tried = f"nucleus(logits={row}, temperature={T}, top_p={top_p})"
     with unchanged(tried, logits=logits):
         got = target.nucleus(logits, T, top_p)
     expected = torch.zeros(len(logits), dtype=torch.float64)
@@ -104,6 +115,8 @@ def test_ex08_1_temperature_comes_first_and_nothing_overflows(target, rng):
             small.tolist(), request([], [], temperature=T, top_p=top_p)
         )
         check_nucleus(target, small, T, top_p, truth)
+    # So high a temperature makes equal what is not: the order is that of the logits.
+    check_nucleus(target, torch.tensor([3.0, 4.0]), 1e17, 0.4, {1: 1.0})
     steep = torch.tensor([0.0, -18.0, -torch.inf, -3.0])  # the second has 1.5e-8
     truth = reference_probabilities(steep.tolist(), request([], [], temperature=1.0))
     check_nucleus(target, steep, 1.0, 1.0, truth)
@@ -133,7 +146,8 @@ def test_ex08_1_large_rows(target, rng, generator):
 def probe_nucleus(target):
     three, ties = torch.tensor([0.5, 0.3, 0.2]).log(), torch.zeros(4)
     cases = [(three, 1.0, 0.6), (three, 1.0, 0.8), (three, 2.0, 0.45), (ties, 1.0, 0.4)]
-    cases += [(three + 500, 0.5, 0.9)]
+    cases += [(three + 500, 0.5, 0.9), (torch.tensor([3.0, 4.0]), 1e17, 0.4)]
+    cases += [(three.flip(0), 1.0, 0.6)]
     return [
         target.nucleus(*case).nan_to_num(-1).mul(1e6).round().tolist() for case in cases
     ]
@@ -145,7 +159,8 @@ def probe_nucleus(target):
 def check_penalties(
     target: Any, logits: Any, prompt: Any, output: Any, *penalties: float
 ) -> None:
-    tried = f"penalize({logits.tolist()}, {prompt}, {output}, {penalties})"
+    inputs = ", ".join(map(short_list, (logits.tolist(), prompt, output)))
+    tried = f"penalize({inputs}, {', '.join(map(str, penalties))})"
     names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     expected = logits.clone()
     apply_penalties(
@@ -178,6 +193,7 @@ def test_ex08_2_presence_and_frequency_look_at_the_output(target, rng):
     small = torch.tensor([2.0, -2.0, 1.0, -1.0, 0.5])
     for presence, frequency in ((0.5, 0.0), (0.0, 0.5), (0.75, 0.5), (-0.5, 0.25)):
         check_penalties(target, small, [0, 1], [2], 1.0, presence, frequency)
+        check_penalties(target, small, [2, 0], [2], 1.0, presence, frequency)
         check_penalties(target, small, [0, 1], [2, 2, 3], 1.0, presence, frequency)
         output = some(rng, 5, 8)
         check_penalties(
@@ -216,6 +232,7 @@ def probe_penalties(target):
     found = [
         target.penalize(logits, [0, 0, 1], [2, 2, 3], *case).tolist() for case in cases
     ]
+    found.append(target.penalize(logits, [2, 2, 0], [2, 0], 1.0, 0.0, 0.5).tolist())
     return [*found, logits.equal(kept)]
 
 
@@ -326,11 +343,10 @@ def test_ex08_3_a_long_reply_costs_no_more_per_token(target, rng):
             if pieces[-4:] == [b""] * 4:
                 pieces.append(b"x")
         used = check_stream(target, pieces, drops_space=drops_space)
-        within = used.longest <= 16
-        compare(
-            within,
-            True,
-            f"at most 16 ids a call of decode; the longest had {used.longest}",
+        demand(
+            used.longest <= 16,
+            f"a reply of {len(pieces)} tokens; the longest call of decode got {used.longest} ids",
+            "at most 16 ids in a call of decode",
         )
 
 
@@ -489,8 +505,11 @@ def drawn(
     fits = type(tokens) is list and [type(token) for token in tokens] == [int] * len(
         seeds
     )
-    compare(
-        fits, True, f"draw_batch of {len(seeds)} rows returns a list of as many ints"
+    given = [type(t).__name__ for t in tokens][:4] if type(tokens) is list else tokens
+    demand(
+        fits,
+        f"draw_batch of {len(seeds)} rows",
+        f"a list of {len(seeds)} ints, not {given}",
     )
     return tokens
 
@@ -502,7 +521,7 @@ def wide(target: Any, seeds: Sequence[int], indices: Sequence[int]) -> list[int]
 
 def check_varied(tokens: Sequence[int], tried: str) -> None:
     varied = len(set(tokens)) > len(tokens) // 2
-    compare(varied, True, f"{tried}: tokens must vary, got {list(tokens)[:12]} …")
+    demand(varied, f"{tried}: got {list(tokens)[:12]} …", "tokens that vary")
 
 
 @points("8.5", 1)
@@ -541,11 +560,10 @@ def check_frequencies(tokens: Sequence[int], p: Sequence[float], tried: str) -> 
     chi = sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True) if e)
     masked = [counts[token] for token, x in enumerate(p) if not x]
     compare(sum(masked), 0, f"{tried}: draws of masked tokens")
-    fits = chi < 40
-    compare(
-        fits,
-        True,
-        f"{tried}: counts {counts}, expected about {[round(e) for e in expected]}",
+    demand(
+        chi < 40,
+        f"{tried}: counts {counts}",
+        f"about {[round(e) for e in expected]}, the softmax's",
     )
 
 
@@ -581,16 +599,19 @@ def test_ex08_5_seed_and_index_are_not_mixed_up(target, rng):
         same = sum(
             a == b for a, b in zip(mine, wide(target, seeds, indices), strict=True)
         )
-        few = same < 8  # by chance 0.08 of 40 agree
-        compare(few, True, f"40 draws against {what}: {same} of 40 tokens are the same")
+        demand(
+            same < 8,  # by chance 0.08 of 40 agree
+            f"40 draws against {what}: {same} of 40 tokens are the same",
+            "other randomness, so hardly a token is the same",
+        )
     digits = (
         wide(target, [12, 123, 77], [34, 4, 1]),
         wide(target, [123, 12, 7], [4, 34, 71]),
     )
-    compare(
+    demand(
         digits[0] != digits[1],
-        True,
-        "seeds and indices written one after the other, 12 34",
+        "(seed 12, index 34) against (123, 4), (123, 4) against (12, 34), (77, 1) against (7, 71)",
+        "other tokens: digits written one after the other are the same text",
     )
 
 
@@ -600,9 +621,15 @@ def test_ex08_5_the_callers_generators_are_left_alone(target, rng):
     before = random.getstate(), torch.get_rng_state()
     tokens = wide(target, seeds, [0] * 12)
     check_varied(tokens, "12 seeds, 500 equal tokens")
-    compare(random.getstate() == before[0], True, "random's state after draw_batch")
-    compare(
-        torch.get_rng_state().equal(before[1]), True, "torch's state after draw_batch"
+    demand(
+        random.getstate() == before[0],
+        "the state of `random` after draw_batch",
+        "the state before: the caller's generator is neither seeded nor advanced",
+    )
+    demand(
+        torch.get_rng_state().equal(before[1]),
+        "the state of torch's generator after draw_batch",
+        "the state before: the caller's generator is neither seeded nor advanced",
     )
 
 
@@ -615,6 +642,7 @@ def probe_draws(target):
     later = wide(target, [5], [9]) == first[:1]
     joined = wide(target, [12], [34]) == wide(target, [123], [4])
     kept = [torch.get_rng_state().equal(state), random.getstate() == other]
+    placed = wide(target, [9, 6], [3, 3])[1] == first[1]
     masked = torch.tensor([[0.0, 3.0, -torch.inf]]).expand(40, -1).clone()
     spread = sorted(set(target.draw_batch(masked, list(range(40)), [0] * 40)))
-    return [again == [first[2], first[0]], summed, later, joined, kept, spread]
+    return [again == [first[2], first[0]], summed, later, joined, placed, kept, spread]

@@ -66,6 +66,30 @@ MUTANTS = [
         killed_by="test_ex08_1_of_equals_the_lower_ids_stay",
     ),
     Mutant(
+        "ex08_1_m8_sorted_by_p",
+        "8.1",
+        old="torch.sort(logits, descending=True, stable=True)",
+        new="torch.sort(p, descending=True, stable=True)",
+        diagnosis="the order is that of p: at a high temperature p is equal where logits are not",
+        killed_by="test_ex08_1_temperature_comes_first_and_nothing_overflows",
+    ),
+    Mutant(
+        "ex08_1_m9_left_in_falling_order",
+        "8.1",
+        old="kept[keep] = p[keep]",
+        new="kept[: len(keep)] = p[keep]",
+        diagnosis="probabilities come back in falling order: carry each back to its token's place",
+        killed_by="test_ex08_1_the_token_that_crosses_stays",
+    ),
+    Mutant(
+        "ex08_1_m10_temperature_ignored",
+        "8.1",
+        old="p = (scores / temperature).softmax(-1)",
+        new="p = scores.softmax(-1)",
+        diagnosis="the temperature changes nothing: divide the logits by it",
+        killed_by="test_ex08_1_temperature_comes_first_and_nothing_overflows",
+    ),
+    Mutant(
         "ex08_2_m1_repetition_forgets_the_prompt",
         "8.2",
         old="for token in {*prompt, *output}:",
@@ -122,6 +146,32 @@ MUTANTS = [
         new="(presence + frequency) * output.count(token)",
         diagnosis="presence is subtracted once, however often the token occurs",
         killed_by="test_ex08_2_presence_and_frequency_look_at_the_output",
+    ),
+    Mutant(
+        "ex08_2_m8_frequency_counts_the_prompt",
+        "8.2",
+        old="frequency * output.count(token)",
+        new="frequency * [*prompt, *output].count(token)",
+        diagnosis="frequency counts occurrences in the prompt, too: it looks at the output alone",
+        killed_by="test_ex08_2_presence_and_frequency_look_at_the_output",
+    ),
+    Mutant(
+        "ex08_2_m9_repetition_last",
+        "8.2",
+        old="""    for token in {*prompt, *output}:
+        score = result[token]
+        result[token] = score / repetition if score > 0 else score * repetition
+    for token in set(output):
+        result[token] -= presence + frequency * output.count(token)
+""",
+        new="""    for token in set(output):
+        result[token] -= presence + frequency * output.count(token)
+    for token in {*prompt, *output}:
+        score = result[token]
+        result[token] = score / repetition if score > 0 else score * repetition
+""",
+        diagnosis="repetition is applied after presence and frequency: it comes first",
+        killed_by="test_ex08_2_signs_repeats_and_masks",
     ),
     Mutant(
         "ex08_3_m1_partial_characters_shown",
@@ -321,6 +371,15 @@ MUTANTS = [
         new="own.randrange(len(weights))",
         diagnosis="the draw ignores the logits",
         killed_by="test_ex08_5_draws_follow_the_softmax",
+    ),
+    Mutant(
+        "ex08_5_m8_the_row_counts",
+        "8.5",
+        old='random.Random(f"{seed} {index}")',
+        new='random.Random(f"{seed} {index} {len(tokens)}")',
+        diagnosis="the row goes into the randomness: the same request draws other tokens at another "
+        "place of the batch",
+        killed_by="test_ex08_5_a_function_of_row_seed_and_index",
     ),
 ]
 
