@@ -13,6 +13,8 @@ from minifer.course import example
 from minifer.course.pictures import sampling as pic
 from minifer.course.pictures import text_stream as txt
 from minifer.course.pictures.sampling_costs import bytes_a_logit
+from minifer.execution import sampler
+from minifer.execution.noise import vocabulary_noise
 from minifer.execution.sampler import Sampled, SampleRow
 from minifer.execution.sampler_reference import reference_probabilities
 
@@ -106,3 +108,14 @@ def test_labels_of_bytes() -> None:
     assert [pic.piece(b) for b in (65, 32, 10, 0xF0)] == ["A", "␣", "\\n", "F0"]
     html = pic.filters_html(pic.filter_stages(torch.tensor([2.0, 1.0, 0.0]), top_k=1), tokens=3)
     assert html.count("cut") == 4  # two tokens, cut by top-k and still so after top-p
+
+
+def test_a_cut_changes_no_race_among_those_it_spares(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    assert pic.spared_win_again(logits, range(200), top_k=9)
+
+    def by_rank(seeds: list[int], indices: list[int], ids: torch.Tensor) -> torch.Tensor:
+        return vocabulary_noise(seeds, indices, ids.shape[1])
+
+    monkeypatch.setattr(sampler, "token_noise", by_rank)
+    assert not pic.spared_win_again(logits, range(200), top_k=9)

@@ -53,6 +53,16 @@ def draw(logits: Tensor, seeds: Sequence[int], **params: Any) -> list[int]:
     return [sampled.token_id for sampled in Sampler()(logits[None], rows)]
 
 
+def spared_win_again(logits: Tensor, seeds: Sequence[int], **cut: Any) -> bool:
+    """Does each token that wins a draw of logits [V] uncut, and that `cut` spares, win it again?
+
+    Who is left runs the same race, whoever else was taken out.
+    """
+    spared = filter_stages(logits, **cut)[-1].support
+    pairs = zip(draw(logits, seeds), draw(logits, seeds, **cut), strict=True)
+    return all(again == winner for winner, again in pairs if winner in spared)
+
+
 def logits_before(served: Run, request_id: str, output_index: int) -> Tensor:
     """The logits float32 [V] that a request's token number `output_index` was drawn from.
 
@@ -243,7 +253,8 @@ def filters_html(stages: Sequence[Stage], *, tokens: int = 12) -> str:
         label = html.escape(piece(token))
         lines.append(f'<tr><th style="text-align:left">{label}</th>{"".join(cells)}</tr>')
     return (
-        '<table style="font-size:13px;border-collapse:collapse"><tr><th>token</th>'
+        '<table style="font-size:13px;border-collapse:collapse">'
+        '<tr><th style="padding-right:16px">token</th>'
         f"{heads}</tr>{''.join(lines)}</table>"
     )
 
@@ -302,7 +313,10 @@ def draws_figure(
         axes.plot(shifted, ratio, color=colour, marker=marker, linestyle="", label=name)
     band = [4 * math.sqrt((1 - p) / (total * p)) for p in probabilities]
     for x, b in zip(places, band, strict=True):
-        axes.fill_between([x - 0.3, x + 0.3], 1 - b, 1 + b, color=PALETTE["waiting"], alpha=0.5)
+        axes.fill_between(
+            [x - 0.3, x + 0.3], 1 - b, 1 + b, color=PALETTE["waiting"], alpha=0.5,
+            label=None if x else "band of four deviations",
+        )  # fmt: skip
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(places, [f"{t}\n{p:.3f}" for t, p in zip(labels, probabilities, strict=True)])
     label_axes(axes, title=title, x="token and its probability", y="drawn ÷ expected")

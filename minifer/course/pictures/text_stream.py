@@ -46,7 +46,7 @@ __all__ = [
 ]  # fmt: skip
 
 # What the requests A, B and C are made to say where a picture needs emoji and a stop string.
-REPLIES: Mapping[str, str] = MappingProxyType({"A": "Hi 👋 you!", "B": "日本 ok", "C": "AN END"})
+REPLIES: Mapping[str, str] = MappingProxyType({"A": "Hi 👋 you!", "B": "日本 ME", "C": "AN END"})
 
 
 class Script:
