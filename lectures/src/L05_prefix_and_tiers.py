@@ -174,7 +174,8 @@ print(f"logits off by {(flat.logits - truth.logits).abs().max():.2f}")
 # name(block i) = SHA-256( name(block i - 1), tokens of block i )
 #
 # Count both for 1,024 tokens. Then look whether names of random prompts are equal exactly
-# where beginnings are. (Names are the engine's; you write them in exercise 5.1.)
+# where beginnings are. (Names are the engine's; you write them in exercise 5.1.) In the
+# last line a broken hash calls two blocks alike, and the engine knows the first.
 
 # %% tags=["claim"]
 import random
@@ -188,11 +189,12 @@ one_each = len(pairs) == len(names) == len(beginnings)
 print(
     f"{len(beginnings)} different beginnings; a name for each, and only one: {one_each}"
 )
+print("one name, found:", tiers.found_under_one_name(b"Red car ", b"Old dog "))
 
 # %% [markdown]
 # One name a beginning. SHA-256 is slower than Python's `hash`, but nobody knows how to
 # make two inputs with one digest, and prompts come from strangers. The engine still
-# compares tokens on every hit: a name suggests, tokens decide.
+# compares tokens on every hit, so `Old dog ` found nothing: a name suggests, tokens decide.
 #
 # ## What else belongs into the name?
 #
@@ -552,9 +554,11 @@ first, second = tiers.keys_of(example.TRIO["A"][0].encode())
 with safe_open(disk.path(first), framework="pt") as file:
     said, shape = file.metadata(), file.get_slice("kv").get_shape()
 print(sorted(said), f"\ntokens {said['token_ids']}, shape {shape}")
+print("names for other weights, dtype, shape:", tiers.names_of_file(disk.format, first))
 
 # %% [markdown]
-# The header says which block this is, and carries a checksum of the payload. To read a
+# Four names for four meanings of the bytes. The header says which block this is, and carries a
+# checksum of the payload. To read a
 # block is to write its header a second time and compare every byte. We flip a bit in 400
 # places, cut the file short, and ask for it under another name. How many are accepted?
 

@@ -8,6 +8,7 @@ import pytest
 
 from minifer.course.pictures import prefix_tiers as tiers
 from minifer.events import Event
+from minifer.kv.tiers.block_file import BlockFormat
 
 
 def event(name, request_id=None, token_range=None, stage="kv", **data):
@@ -138,3 +139,10 @@ def test_times_are_taken_of_every_length(tmp_path):
         assert len(seconds) == 2 and min(seconds) > 0
     assert tiers.file_read_rate(tmp_path, 1 << 20) > 0
     assert not (tmp_path / "large").exists()
+
+
+def test_a_broken_hash_finds_nothing_and_a_file_is_named_by_all_it_depends_on():
+    assert tiers.found_under_one_name(b"Red car ", b"Old dog ") == [1, 0]
+    assert tiers.found_under_one_name(b"Red car ", b"Red car ") == [1, 1]
+    layout = BlockFormat((("weights", "ours"),), "F32", (8, 8, 6, 16))
+    assert tiers.names_of_file(layout, tiers.keys_of(b"Red car ")[0]) == 4

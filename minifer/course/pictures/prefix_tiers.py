@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,6 +31,7 @@ from minifer.kv.block_pool import BlockPool
 from minifer.kv.prefix_index import HashChainIndex, PrefixIndex
 from minifer.kv.prefix_key import PrefixKey, make_key
 from minifer.kv.radix_index import RadixIndex
+from minifer.kv.tiers.block_file import BlockFormat
 from minifer.kv.tiers.dram import StoredBlock
 from minifer.outputs import RequestOutput
 from minifer.perf.costs import ElementBytes, prefill_cost
@@ -289,6 +290,27 @@ def names_of(prompts: Iterable[Sequence[int]]) -> set[tuple[bytes, tuple[int, ..
         for tokens in prompts
         for place, key in enumerate(keys_of(tokens), start=1)
     }
+
+
+def found_under_one_name(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """How many blocks each of two blocks' tokens finds when a broken hash gives both one name and
+    the first is published.
+    """
+    keys = [make_key(None, tokens, (), lambda data: bytes(32)) for tokens in (first, second)]
+    index = HashChainIndex()
+    index.insert(keys[0], 0, None)
+    return [len(index.match([key])) for key in keys]
+
+
+def names_of_file(layout: BlockFormat, key: PrefixKey) -> int:
+    """How many file names one block has: as it is, of other weights, another dtype and shape."""
+    variants = (
+        layout,
+        replace(layout, namespace=(("weights", "others"),)),
+        replace(layout, dtype="BF16"),
+        replace(layout, shape=(1, *layout.shape)),
+    )
+    return len({variant.file_name(key) for variant in variants})
 
 
 # -- data: hits of a pool of blocks
