@@ -464,9 +464,13 @@ with_stop = SamplingParams(temperature=0, ignore_eos=True, stop=stop)
 ended = example.run({"A": (prompt, 24)}, sampling=with_stop).outputs["A"].outputs[0]
 print("ends before the stop string:", ended.text == whole[: whole.index(stop)])
 print(ended.finish_reason, "because of it:", ended.stop_reason == stop)
+begun = greedy.with_(stop=whole[-2:] + "END")
+cut = example.run({"A": (prompt, 24)}, sampling=begun).outputs["A"].outputs[0]
+print("a stop that had only begun:", cut.finish_reason, cut.text == whole)
 
 # %% [markdown]
-# Right before the stop string, and the output says why.
+# Right before the stop string, and the output says why. Where a reply ends otherwise,
+# what was held is shown.
 #
 # ## Is it still the same model?
 #

@@ -306,8 +306,9 @@ for event in run.events:
 # %% [markdown]
 # Position 24 is the first of the fourth block, in step 7. Off by one here is the most
 # common mistake with blocks: too early wastes a block a request, too late writes past
-# the table ([nano-vllm #66](https://github.com/GeeeekExplorer/nano-vllm/pull/66) is one
-# such report). Exercise 4.2 is about this line.
+# the table. (nano-vLLM's line is right, and has been
+# [taken for wrong](https://github.com/GeeeekExplorer/nano-vllm/issues/150).) Exercise 4.2
+# is about it.
 #
 # Now 16 requests of many lengths, blocks of 1 to 16, and a cache so small that requests
 # are sent back (*preempted*, L03). Has each table exactly the blocks its tokens need, in
@@ -336,7 +337,7 @@ print(f"{tables} tables of ⌈tokens / P⌉ blocks: {exact}; {sent_back} times s
 print("our pool hands out the same:", same, "all free again:", not any(pool.ref_count))
 
 # %% [markdown]
-# Equal, block for block. Move the slider and follow A, B and C: who takes which block,
+# Equal. Move the slider and follow A, B and C: who takes which block,
 # when A and B part, what becomes of the blocks of a request that ends.
 
 # %% tags=["picture"]
@@ -419,10 +420,13 @@ alone = [
 ]
 print("three different answers:", len({tuple(answer) for answer in together}) == 3)
 print("the same as one by one:", together == alone)
+tight = example.run({"A": example.TRIO["A"]}, sampling=drawn, num_kv_blocks=4)
+answers = [list(answer.token_ids) for answer in tight.outputs["A"].outputs]
+print("in 4 blocks, with room for one copy:", answers == together)
 
 # %% [markdown]
-# The same, token for token. Where does it lose? A fork of a 3-token prompt shares no full
-# block and copies one all the same.
+# The same, even where a copy must wait for room. Where does it lose? A fork of a 3-token
+# prompt shares no full block and copies one all the same.
 #
 # ## How does attention read scattered memory?
 #
