@@ -121,7 +121,7 @@ def draw_shown(shown: Sequence[Shown], *, title: str) -> Figure:
     axes.set_xlim(-0.6, len(shown) - 0.4)
     axes.set_ylim(1.5, -0.5)
     axes.set_xticks(range(len(shown)), [str(i + 1) for i in range(len(shown))])
-    axes.set_yticks([0, 1], ["byte drawn", "text shown"])
+    axes.set_yticks([0, 1], ["byte drawn\n(letter or hex)", "text shown"])
     axes.set_xlabel("token of the reply")
     legend = [
         patch("released with this token", PALETTE["decode"]),
