@@ -270,16 +270,13 @@ for budget, run in stall.items():
 # %% [markdown]
 # The pause falls from 134 ms to 9 ms. C pays with its *TTFT*, the time to the first
 # token: every chunk reads the weights again, and the keys and values of all chunks
-# before it. Look at the long pause, and at what stands in its place.
+# before it. Look at the long pause and at what replaces it.
 
 # %% tags=["picture"]
 gaps = {f"budget {budget}": run.gap_series("A") for budget, run in stall.items()}
 panel = Panel("time of A's token (ms)", "since the token before (ms)", gaps, spans=True)
 show(
-    curves(
-        panel,
-        title="One long pause becomes sixteen short ones (Llama 3.1 8B, H100, modelled)",
-    ),
+    curves(panel, title="One long pause becomes sixteen short ones (H100, modelled)"),
     alt="Pause before each token of A over time. Taken whole, C's prompt makes one "
     "pause of 134 ms among pauses of 5; a budget of 512 makes sixteen of 7 to 9 ms.",
 )
@@ -305,7 +302,7 @@ for budget in (64, 128, 256, 512, 2048, 8192):
 # Is the clock honest? The same story with a real engine and the bundled model on
 # *this* machine: A decodes, and after ten steps C comes with 900 tokens. Predicted is
 # the roofline's floor for this machine's measured bandwidth and FLOP/s (L01). Look at
-# the two spikes (steps that last long) first, then at the distance between the lines.
+# the two spikes first, then at the distance between the lines.
 
 # %% tags=["picture"]
 from minifer.course.pictures.schedule_here import stall_here
