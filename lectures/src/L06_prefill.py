@@ -401,8 +401,9 @@ print(len(runs[5].steps + runs[21].steps), "steps, equal to 1e-5:", largest < 1e
 # A prompt of n tokens yields n rows of hidden states, and only the last one is asked
 # for a next token. The **head**, the product with the vocabulary, is left out for the
 # others. How much does that save? For Llama 3.1 8B (32 layers, 8.03 billion parameters,
-# vocabulary 128,256; [arXiv:2407.21783](https://arxiv.org/abs/2407.21783), table 3) and
-# a prompt of 8,192 tokens, look at the size of what is not computed.
+# [arXiv:2407.21783](https://arxiv.org/abs/2407.21783), table 3, which rounds the
+# checkpoint's vocabulary of 128,256) and a prompt of 8,192 tokens, look at the size of
+# what is not computed.
 
 # %% tags=["claim"]
 from minifer.perf.costs import step_cost

@@ -405,8 +405,9 @@ print(
 
 # %% [markdown]
 # Request 0 answers with a first token that is not its own, from now on. Nothing fails;
-# the text goes on. vLLM has had this fault: block 0 was padding and data at once
-# ([vllm#33937](https://github.com/vllm-project/vllm/pull/33937)). Exercise 7.3 is the
+# the text goes on. vLLM has had a cousin of it: padded rows, written at slot −1, fell on
+# the last slot of the cache
+# ([vllm#43810](https://github.com/vllm-project/vllm/issues/43810)). Exercise 7.3 is the
 # padding.
 #
 # ## Who reads one long context?

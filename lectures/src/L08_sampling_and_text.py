@@ -138,7 +138,7 @@ show(
 # | top-k 2 ([arXiv:1805.04833](https://arxiv.org/abs/1805.04833)) | the 2 likeliest | 0.4, 0.3 |
 # | top-p 0.6 ([arXiv:1904.09751](https://arxiv.org/abs/1904.09751)) | the fewest likeliest whose sum reaches 0.6 | 0.4, 0.3 |
 #
-# Two of them are short. A masked token gets −inf, whose exp is 0. Look which two of four
+# A masked token gets −inf, whose exp is 0. Look which two of four
 # equals stay.
 
 
@@ -380,11 +380,11 @@ for T in (0.5, 2):
 # ## What do penalties punish?
 #
 # Three rules lower the logits of tokens that were there before. **Repetition**
-# ([arXiv:1909.05858](https://arxiv.org/abs/1909.05858)) looks at prompt *and* output:
-# it divides a positive logit and multiplies a negative one. **Presence** and
+# (after [arXiv:1909.05858](https://arxiv.org/abs/1909.05858), which divides alone) looks at
+# prompt *and* output: it divides a positive logit and multiplies a negative one. **Presence** and
 # **frequency** look at the output alone: one subtracts once, the other once for each
 # time. The logits are 2, −2, 1, −1, 0.5, the prompt tokens 0 and 1, the output 2, 2, 3.
-# Fill in the three rows first.
+# Fill in the rows first.
 
 # %% tags=["claim"]
 scores = [2.0, -2.0, 1.0, -1.0, 0.5]
@@ -723,7 +723,7 @@ matcher.push("xaaa")
 print(4, len(matcher.held), 5, [stream.push(b) for b in "ï 日".encode()].count(""))
 
 # %% [markdown]
-# All as folded.
+# All hold.
 #
 # ## In real engines
 #
