@@ -51,10 +51,10 @@ begin("L01")
 
 # %% tags=["claim"]
 from minifer.course.pictures import electricity
+from minifer.course.shapes import LLAMA_8B as llama
 from minifer.perf.costs import decode_cost, num_parameters, step_cost
 from minifer.perf.devices import DEVICES
 
-llama = electricity.LLAMA_8B
 h100 = DEVICES["H100-SXM"]
 read = decode_cost(llama, batch_size=1, context=1).total().weight_bytes
 seconds = read / h100.memory_bandwidth

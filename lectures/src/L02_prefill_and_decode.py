@@ -475,9 +475,10 @@ show(pictures.draw_work(config, run.events, title=title), alt=pictures.ALT["work
 # token takes than a given one.
 
 # %% tags=["claim"]
+from minifer.course.shapes import LLAMA_8B as llama
 from minifer.perf.devices import DEVICES
 
-h100, llama = DEVICES["H100-SXM"], data.LLAMA_8B
+h100 = DEVICES["H100-SXM"]
 for tokens, context in ((1000, 1000), (1, 1001)):
     cost = step_cost(llama, [(tokens, context)]).total()
     ms = h100.seconds(cost.flops, cost.bytes) * 1e3 / tokens

@@ -129,7 +129,8 @@ show(
 # · 2 · 8 billion FLOPs over 989 TFLOP/s.
 
 # %% tags=["claim"]
-from minifer.course.pictures.schedule_run import LLAMA_8B, step_seconds
+from minifer.course.pictures.schedule_run import step_seconds
+from minifer.course.shapes import LLAMA_8B
 from minifer.perf.devices import DEVICES
 
 h100 = step_seconds(LLAMA_8B, DEVICES["H100-SXM"])

@@ -406,9 +406,9 @@ print(len(runs[5].steps + runs[21].steps), "steps, equal to 1e-5:", largest < 1e
 # what is not computed.
 
 # %% tags=["claim"]
+from minifer.course.shapes import LLAMA_8B as llama
 from minifer.perf.costs import step_cost
 
-llama = example.LLAMA_8B
 every = step_cost(llama, [(S, S)], num_logits=S)["head"]
 last = step_cost(llama, [(S, S)], num_logits=1)["head"]
 print(f"head for every row: {every.flops / 1e12:.1f} TFLOP")
@@ -462,10 +462,10 @@ for T in (1, 64, 256, 512, 1024):
 # the bend at a much smaller T, for a CPU has far less arithmetic for its bandwidth.
 
 # %% tags=["picture"]
+from minifer.course.shapes import SMALL as small
 from minifer.perf.costs import ElementBytes
 from minifer.perf.limit import this_machine
 
-small = pictures.SMALL
 sizes = (1, 4, 16, 64, 256)
 here, float32 = this_machine(seconds=0.5), ElementBytes(4, 4, 4)
 floors = {}

@@ -68,9 +68,11 @@ show(
 # 15.0 GB over 3.35 TB/s is how many milliseconds? Then look.
 
 # %% tags=["claim"]
+from minifer.course.shapes import LLAMA_1B, SMALL
+from minifer.course.shapes import LLAMA_8B as llama
 from minifer.perf.devices import DEVICES
 
-llama, h100 = example.LLAMA_8B, DEVICES["H100-SXM"]
+h100 = DEVICES["H100-SXM"]
 (alone,) = pictures.decode_points(llama, h100, [1], context=1024)
 print(f"weights {alone.weight_bytes / 1e9:.1f} GB, KV {alone.kv_bytes / 1e9:.2f} GB")
 print(f"{alone.seconds * 1e3:.2f} ms, {alone.tokens_per_second:.0f} tokens a second")
@@ -189,7 +191,7 @@ for gigabytes in (24, 40):
 # of which a request reads one row.
 
 # %% tags=["claim"]
-from minifer.course.pictures.packed_prefill import SMALL, random_model
+from minifer.course.pictures.packed_prefill import random_model
 
 sizes = (1, 2, 4, 8, 16, 32)
 for p in pictures.decode_points(SMALL, h100, (1, 32), 128, pictures.FLOAT32):
@@ -304,7 +306,7 @@ print(rows_seen, "rows of logits, all as if alone, to 1e-4:", largest < 1e-4)
 # parameters?
 
 # %% tags=["claim"]
-models = {"8B": llama, "1B": pictures.LLAMA_1B}
+models = {"8B": llama, "1B": LLAMA_1B}
 for name, shapes in models.items():
     step = pictures.launches(shapes, h100, 1, 1024, per_layer=7, gap=1.3e-6)
     lost = f"{step.kernels} launches, {step.kernels * step.gap * 1e6:.0f} µs lost"

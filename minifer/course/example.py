@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from minifer import Engine, EngineConfig, ModelConfig, SamplingParams
+from minifer import Engine, EngineConfig, SamplingParams
 from minifer.events import Event, ListSink
 from minifer.outputs import RequestOutput
 from minifer.weights.resolve import LoadedModel, load_model
@@ -26,18 +26,6 @@ TRIO: Mapping[str, tuple[str, int]] = MappingProxyType(
     }
 )
 BLOCK_SIZE, NUM_BLOCKS, BUDGET = 8, 12, 16
-# The one model of the book's estimates, by its shapes: Llama 3.1 8B, arXiv:2407.21783, table 3.
-LLAMA_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=131_072,
-)
 
 
 @dataclass(frozen=True)

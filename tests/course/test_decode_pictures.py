@@ -6,14 +6,13 @@ import itertools
 
 import pytest
 
-from minifer.course import example
 from minifer.course.pictures.decode import (
-    LLAMA_1B,
     busy_sms,
     decode_points,
     expected_tokens,
     launches,
 )
+from minifer.course.shapes import LLAMA_1B, LLAMA_8B
 from minifer.perf.costs import num_parameters
 from minifer.perf.devices import DEVICES
 
@@ -25,8 +24,8 @@ def test_llama_1b_has_its_published_number_of_parameters() -> None:
 
 
 def test_a_step_reads_all_weights_but_the_embedding_and_each_context_once() -> None:
-    (alone, many) = decode_points(example.LLAMA_8B, H100, [1, 8], 1000)
-    head_and_layers = num_parameters(example.LLAMA_8B) - 128_256 * 4096
+    (alone, many) = decode_points(LLAMA_8B, H100, [1, 8], 1000)
+    head_and_layers = num_parameters(LLAMA_8B) - 128_256 * 4096
     assert alone.weight_bytes == 2 * (head_and_layers + 4096)  # one row of the embedding
     assert many.kv_bytes == 8 * alone.kv_bytes == 8 * 1001 * 2 * 32 * 8 * 128 * 2
     assert many.tokens_per_second == 8 / many.seconds
@@ -42,8 +41,8 @@ def test_programs_run_in_waves() -> None:
 
 
 def test_launches_are_counted_and_what_they_leave_of_the_floor() -> None:
-    step = launches(example.LLAMA_8B, H100, 1, 1024, per_layer=7, gap=1e-6)
-    (floor,) = decode_points(example.LLAMA_8B, H100, [1], 1024)
+    step = launches(LLAMA_8B, H100, 1, 1024, per_layer=7, gap=1e-6)
+    (floor,) = decode_points(LLAMA_8B, H100, [1], 1024)
     assert step.kernels == 32 * 7 + 1
     assert step.seconds == pytest.approx(floor.seconds + 225e-6)
     assert step.share == pytest.approx(floor.seconds / step.seconds)

@@ -6,6 +6,7 @@ import pytest
 
 from minifer.course import example
 from minifer.course.pictures.packed_prefill import Part, chunk_cost, parts_of
+from minifer.course.shapes import LLAMA_8B
 from minifer.perf.costs import attended_pairs, step_cost
 from minifer.perf.devices import DEVICES
 
@@ -28,7 +29,7 @@ def test_pairs_are_those_of_the_cost_model(queries: int, seen: int) -> None:
 
 
 def test_the_cost_of_chunks_is_the_sum_of_its_steps_by_hand() -> None:
-    model = example.LLAMA_8B
+    model = LLAMA_8B
     cost = chunk_cost(model, H100, 1000, 400, decoding=2, context=10)
     steps = [
         step_cost(model, [(n, end), (1, 10), (1, 10)], num_logits=rows).total()

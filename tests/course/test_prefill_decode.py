@@ -12,6 +12,7 @@ from minifer.course.exact import exact_logits
 from minifer.course.own_model import generate, try_yours
 from minifer.course.pictures import prefill_decode as pictures
 from minifer.course.pictures import prefill_decode_data as data
+from minifer.course.shapes import LLAMA_8B
 from minifer.execution.reference import reference_logits
 from minifer.models.transformer import Transformer
 from minifer.perf.costs import step_cost
@@ -76,9 +77,9 @@ def test_totals_add_the_first_passes_up():
 def test_the_widget_shows_that_one_token_saves_nothing():
     svg = pictures.saved_view(prompt=100, output=1)
     assert "saves 1.0×" in svg and "keeps 13 MB" in svg
-    naive = step_cost(data.LLAMA_8B, [(10, 10)]).total().flops
-    cached = naive + step_cost(data.LLAMA_8B, [(1, 11)]).total().flops
-    naive += step_cost(data.LLAMA_8B, [(11, 11)]).total().flops
+    naive = step_cost(LLAMA_8B, [(10, 10)]).total().flops
+    cached = naive + step_cost(LLAMA_8B, [(1, 11)]).total().flops
+    naive += step_cost(LLAMA_8B, [(11, 11)]).total().flops
     assert f"saves {naive / cached:.1f}×" in pictures.saved_view(prompt=10, output=2)
 
 

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from minifer import ModelConfig
 from minifer.course import example
 from minifer.course.pictures import electricity
 from minifer.course.pictures.roofline import (
@@ -24,22 +23,12 @@ from minifer.course.pictures.roofline import (
     step_points,
     step_view,
 )
+from minifer.course.shapes import LLAMA_8B
 from minifer.perf.costs import ElementBytes, OpCost, decode_cost, step_cost
 from minifer.perf.devices import DEVICES, Device
 from minifer.perf.steps import StepGroup
 
 H100 = DEVICES["H100-SXM"]
-LLAMA_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=131072,
-)
 
 
 def device(peak: float, bandwidth: float, memory: float = 1e12) -> Device:
@@ -132,7 +121,7 @@ def test_everything_can_be_drawn() -> None:
 
 
 def test_the_lectures_curves_end_where_memory_does() -> None:
-    curves = electricity.throughput(electricity.LLAMA_8B, H100)
+    curves = electricity.throughput(LLAMA_8B, H100)
     assert {context: batches[-1] for context, (batches, _) in curves.items()} == {
         1024: 256,
         8192: 32,

@@ -23,13 +23,13 @@ from minifer.course.pictures.schedule_data import (
 )
 from minifer.course.pictures.schedule_here import predicted_steps, timed_steps
 from minifer.course.pictures.schedule_run import (
-    LLAMA_8B,
     Arrival,
     play,
     random_worlds,
     serve,
     step_seconds,
 )
+from minifer.course.shapes import LLAMA_8B
 from minifer.events import Event
 from minifer.kv.invariants import check_invariants
 from minifer.perf.costs import ElementBytes, step_cost

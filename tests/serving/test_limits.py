@@ -6,8 +6,8 @@ import gzip
 import socket
 import time
 
-import openai
 import httpx
+import openai
 import pytest
 from live import Live, live, until
 

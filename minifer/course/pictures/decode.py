@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from minifer.execution.kv_storage import KVStorage
 
 FLOAT32 = ElementBytes(4, 4, 4)
-# Shapes of Llama 3.2 1B: https://huggingface.co/meta-llama/Llama-3.2-1B, config.json.
-LLAMA_1B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_layers=16,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=64,
-    tie_word_embeddings=True,
-    max_position_embeddings=131_072,
-)
 
 
 @dataclass(frozen=True)

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from minifer.weights.resolve import LoadedModel
 
 MIB = 2**20
-LLAMA_8B = ModelConfig(  # https://arxiv.org/abs/2407.21783, table 3
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=131_072,
-)
 ROWS = (1, 16, 64, 256, 512, 4096)
 CONTEXTS = (1024, 8192, 32768)
 CACHE_MIB = (0.125, 0.5, 2, 8, 32, 128, 512)

@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# 6.5 million weights: the products outweigh the calls, and a lecture has the time.
-SMALL = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=288,
-    hidden_size=384,
-    intermediate_size=1024,
-    num_layers=4,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=64,
-    max_position_embeddings=512,
-)
-
-
 @dataclass(frozen=True)
 class Part:
     """One request's share of a step: it computes `queries` tokens, and its context ends at `seen`.

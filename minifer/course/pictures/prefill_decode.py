@@ -19,7 +19,6 @@ from minifer.course.figures import (
     request_colours,
 )
 from minifer.course.pictures.prefill_decode_data import (
-    LLAMA_8B,
     Layout,
     Pass,
     Series,
@@ -31,6 +30,7 @@ from minifer.course.pictures.prefill_decode_data import (
     token_times,
     total_flops,
 )
+from minifer.course.shapes import LLAMA_8B
 from minifer.events import Event
 from minifer.perf.costs import ElementBytes, kv_bytes_per_token, step_cost
 

@@ -22,19 +22,6 @@ from minifer.perf.limit import read_bandwidth, this_machine
 Pass = tuple[int, int]
 Layout = Literal["half", "interleaved"]
 
-# The shapes of Llama 3.1 8B (https://arxiv.org/abs/2407.21783, table 3).
-LLAMA_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=131_072,
-)
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -25,19 +25,6 @@ from minifer.scheduling.scheduler import Scheduler
 
 Batch = Sequence[tuple[int, int]]  # (tokens of this step, length after it), a request
 
-# Shapes of Llama 3.1 8B: arXiv:2407.21783, table 3, July 2024.
-LLAMA_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=131_072,
-)
-
 
 @dataclass(frozen=True)
 class Arrival:
