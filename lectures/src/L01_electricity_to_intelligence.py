@@ -194,7 +194,7 @@ from dataclasses import replace
 
 def product_flops(config, batch):
     """FLOPs of the matrix products of a step, attention's two among them."""
-    D, F, C = config.hidden_size, config.intermediate_size, config.head_dim
+    D, C, F = config.hidden_size, config.head_dim, config.intermediate_size
     q, kv = config.num_heads * C, config.num_kv_heads * C
     tokens = sum(query for query, _ in batch)
     pairs = sum(sum(range(s - t + 1, s + 1)) for t, s in batch)

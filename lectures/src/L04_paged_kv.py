@@ -223,8 +223,9 @@ class Pool:
     def give_back(self, block):
         if self.ref_count[block] == 0:
             raise ValueError(f"block {block} is free already")
-        self.ref_count[block] -= 1
-        if self.ref_count[block] == 0:
+        left = self.ref_count[block] - 1
+        self.ref_count[block] = left
+        if not left:
             self.free.append(block)
 
 
