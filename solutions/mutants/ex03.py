@@ -153,8 +153,8 @@ MUTANTS = [
     Mutant(
         "ex03_2_m10_seat_without_entry",
         "3.2",
-        old="        new = min(behind, max_chunk, left)\n",
-        new="        seats -= index >= len(running)\n        new = min(behind, max_chunk, left)\n",
+        old="        if new <= 0:\n",
+        new="        if new <= 0:\n            seats -= index >= len(running)\n",
         diagnosis="a waiting request that gets no entry takes no seat: the seat is there for the next",
         killed_by="test_ex03_2_chunks",
     ),

@@ -242,6 +242,15 @@ MUTANTS = [
         killed_by="test_ex04_4_what_nobody_wrote_never_matters",
     ),
     Mutant(
+        "ex04_4_m10_masked_scores_count",
+        "4.4",
+        old="scores = scores.masked_fill(~seen[:, None], -math.inf)",
+        new="pass",
+        diagnosis="a masked key that is 0 has the score 0, and exp(0) is not 0: masked scores must be "
+        "-inf, or they add to the sum",
+        killed_by="test_ex04_4_one_request_one_head",
+    ),
+    Mutant(
         "ex04_4_m4_output_not_rescaled",
         "4.4",
         old="out = out * shrink[..., None] + here",
