@@ -401,9 +401,7 @@ broken = pictures.full_cache(config, 6, 8)
 decode_step(broken, [*slots, 0], [*lens, 1], [*tables, [0]])
 after = [decode_step(kv, [3, 12, 47], [4, 13, 8], tables) for kv in (plain, broken)]
 wrong = (after[0] - after[1]).abs().max(dim=1).values > 1e-2
-print(
-    "requests with other logits in the next step:", wrong.nonzero().flatten().tolist()
-)
+print("requests that the next step gets wrong:", wrong.nonzero().flatten().tolist())
 
 # %% [markdown]
 # Request 0 answers with a first token that is not its own, from now on. Nothing fails;
