@@ -68,11 +68,10 @@ show(
 # 15.0 GB over 3.35 TB/s is how many milliseconds? Then look.
 
 # %% tags=["claim"]
-from minifer.course.shapes import LLAMA_1B, SMALL
-from minifer.course.shapes import LLAMA_8B as llama
+from minifer.course import shapes
 from minifer.perf.devices import DEVICES
 
-h100 = DEVICES["H100-SXM"]
+llama, h100 = shapes.LLAMA_8B, DEVICES["H100-SXM"]
 (alone,) = pictures.decode_points(llama, h100, [1], context=1024)
 print(f"weights {alone.weight_bytes / 1e9:.1f} GB, KV {alone.kv_bytes / 1e9:.2f} GB")
 print(f"{alone.seconds * 1e3:.2f} ms, {alone.tokens_per_second:.0f} tokens a second")
@@ -194,8 +193,8 @@ for gigabytes in (24, 40):
 from minifer.course.pictures.packed_prefill import random_model
 
 sizes = (1, 2, 4, 8, 16, 32)
-for p in pictures.decode_points(SMALL, h100, (1, 32), 128, pictures.FLOAT32):
-    own = p.kv_bytes == p.batch * 129 * kv_bytes_per_token(SMALL, 4)
+for p in pictures.decode_points(shapes.SMALL, h100, (1, 32), 128, pictures.FLOAT32):
+    own = p.kv_bytes == p.batch * 129 * kv_bytes_per_token(shapes.SMALL, 4)
     print(f"{p.batch:2} requests: weights {p.weight_bytes / 1e6:.1f} MB,", end=" ")
     print(f"KV {p.kv_bytes / 1e6:.1f} MB, 129 tokens each: {own}")
 
@@ -208,8 +207,8 @@ for p in pictures.decode_points(SMALL, h100, (1, 32), 128, pictures.FLOAT32):
 from minifer.perf.limit import this_machine
 
 here = this_machine(seconds=0.5)
-floor = pictures.decode_points(SMALL, here, sizes, 128, pictures.FLOAT32)
-measured = pictures.measure_decode(random_model(SMALL), SMALL, sizes, 128)
+floor = pictures.decode_points(shapes.SMALL, here, sizes, 128, pictures.FLOAT32)
+measured = pictures.measure_decode(random_model(shapes.SMALL), shapes.SMALL, sizes, 128)
 show(
     pictures.decode_figure(
         floor, measured, title="One step for 32 costs far less than 32 steps for 1"
@@ -306,9 +305,9 @@ print(rows_seen, "rows of logits, all as if alone, to 1e-4:", largest < 1e-4)
 # parameters?
 
 # %% tags=["claim"]
-models = {"8B": llama, "1B": LLAMA_1B}
-for name, shapes in models.items():
-    step = pictures.launches(shapes, h100, 1, 1024, per_layer=7, gap=1.3e-6)
+models = {"8B": llama, "1B": shapes.LLAMA_1B}
+for name, config in models.items():
+    step = pictures.launches(config, h100, 1, 1024, per_layer=7, gap=1.3e-6)
     lost = f"{step.kernels} launches, {step.kernels * step.gap * 1e6:.0f} µs lost"
     print(f"{name}: {lost}, {step.share:.0%} of the floor's speed")
 
@@ -322,8 +321,8 @@ for name, shapes in models.items():
 def launch_view(launch, batch):
     """The first kernels of a step of both models. launch: µs a launch costs."""
     rows = {
-        name: pictures.launches(shapes, h100, batch, 1024, 7, launch * 1e-6)
-        for name, shapes in models.items()
+        name: pictures.launches(config, h100, batch, 1024, 7, launch * 1e-6)
+        for name, config in models.items()
     }
     shares = ", ".join(f"{name} {step.share:.0%}" for name, step in rows.items())
     return pictures.launch_figure(rows, title=f"Share of the floor's speed: {shares}")
