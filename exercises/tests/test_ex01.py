@@ -110,6 +110,7 @@ def test_ex01_1_two_int4_share_a_byte(target, rng):
     ],
 )
 def test_ex01_1_refuses_what_is_no_product(target, arguments):
+    check_product(target, 1, 3, 4, "bfloat16")
     with pytest.raises(ValueError):
         target.matmul_cost(*arguments)
 
@@ -321,6 +322,7 @@ def test_ex01_3_requests_with_bytes_of_their_own(target, rng):
 
 @points("1.3", 1)
 def test_ex01_3_there_may_be_none(target, rng):
+    check_critical(target, 200, 0, 4, 100, 10)  # here there is one
     check_critical(target, 200, 1, 4, 100, 10)
     check_critical(
         target, 1, 1, 1, 1, 1
@@ -391,6 +393,7 @@ def test_ex01_4_one_step(target, rng):
     check_joules(target, [(0.5, 1, 1)], 0, 100)
     check_joules(target, [(0.25, 0, 2)], 40, 100)
     check_joules(target, [(0.125, 0.5, 4)], 100, 700)
+    check_joules(target, [(0.125, 0.5, 4)], 100, 100)  # draws the same, busy or not
     for _ in range(10):
         idle = rng.randint(0, 200)
         check_joules(target, random_steps(rng, 0), idle, idle + rng.randint(0, 500))
@@ -416,6 +419,7 @@ def test_ex01_4_many_steps_some_without_tokens(target, rng):
     ],
 )
 def test_ex01_4_refuses_what_has_no_answer(target, steps, idle, most):
+    check_joules(target, [(0.25, 1, 1)], 100, 700)
     with pytest.raises(ValueError):
         target.joules_per_token(steps, idle, most)
 
