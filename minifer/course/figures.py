@@ -11,6 +11,7 @@ every colour comes with a hatch or a label, so that a grey print says the same.
 from __future__ import annotations
 
 import base64
+import html
 import io
 import logging
 import sys
@@ -116,9 +117,11 @@ def timeline(events: Iterable[Event], *, title: str, x: Literal["step", "time"] 
 
 
 def show(figure: Figure, *, alt: str) -> None:
-    """Display a figure as PNG and close it. alt: what it shows, for those who do not see it.
+    """Display a figure as PNG, and what it shows in words below it, folded; close the figure.
 
-    The alt text is also the output's plain text. Raises `ValueError` when it is empty.
+    alt: what it shows, for those who do not see it. It is the output's plain text, too, and in its
+    metadata, which neither JupyterLab nor nbconvert hands on to the page: hence the folded words.
+    Raises `ValueError` when it is empty.
     """
     if not alt.strip():
         raise ValueError(f"alt must say what the figure shows, got {alt!r}")
@@ -130,6 +133,8 @@ def show(figure: Figure, *, alt: str) -> None:
     png = base64.b64encode(buffer.getvalue()).decode()
     data = {"image/png": png, "text/plain": alt}
     display(data, raw=True, metadata={"image/png": {"alt": alt}})
+    words = f"<details><summary>The figure in words</summary>{html.escape(alt)}</details>"
+    display({"text/html": words, "text/plain": "The figure in words"}, raw=True)
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
         pyplot.close(figure)

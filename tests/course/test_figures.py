@@ -289,17 +289,19 @@ def test_a_timeline_of_nothing_is_refused() -> None:
 def test_show_displays_a_png_with_its_alt_text_and_returns_nothing(
     events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: list[tuple[dict[str, str], dict[str, Any]]] = []
+    shown: list[tuple[dict[str, str], Any]] = []
     monkeypatch.setattr(
-        "IPython.display.display", lambda data, raw, metadata: shown.append((data, metadata))
+        "IPython.display.display",
+        lambda data, raw, metadata=None: shown.append((data, metadata)),
     )
-    assert show(timeline(events, title="B waits"), alt="Request b waits one step.") is None
-    ((data, metadata),) = shown
+    assert show(timeline(events, title="B waits"), alt="Request b waits < 2 steps.") is None
+    (data, metadata), (words, _) = shown
+    assert "<details>" in words["text/html"] and "waits &lt; 2 steps." in words["text/html"]
     png = base64.b64decode(data["image/png"])
     assert png[:8] == b"\x89PNG\r\n\x1a\n" and len(png) < 150_000
     assert min(struct.unpack(">II", png[16:24])) > 100
-    assert metadata == {"image/png": {"alt": "Request b waits one step."}}
-    assert data["text/plain"] == "Request b waits one step."
+    assert metadata == {"image/png": {"alt": "Request b waits < 2 steps."}}
+    assert data["text/plain"] == "Request b waits < 2 steps."
     with pytest.raises(ValueError, match="alt must say"):
         show(timeline(events, title="B waits"), alt=" ")
 
