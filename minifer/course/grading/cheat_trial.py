@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -112,8 +113,18 @@ def try_cheat(server: ForkServer, exercises: Path, cheat: Cheat) -> dict[str, st
         answer.write_text(answer_of(cheat, now=True), encoding="utf-8")
         other = run_exercise(server, replace(job, exercise="90.2"), None)
         lost = "" if other.score == other.max_score else f", costs 90.2: {other.tests[0].message}"
-    line = line.replace(str(exercises.parent.resolve()), "…")
+    line = _same_everywhere(line, exercises.parent)
     return {"what": cheat.what, "says": line, "gains": f"{result.score:g}{lost}"}
+
+
+def _same_everywhere(line: str, book: Path) -> str:
+    """What the grader says without this machine's folders, processes and version of Python."""
+    import minifer
+
+    for folder in (book.resolve(), Path(minifer.__file__).resolve().parents[1]):
+        line = line.replace(str(folder), "…")
+    line = re.sub(r"/proc/\d+/", "/proc/…/", line)
+    return re.sub(r"/__pycache__/(\w+)\.[\w-]+\.pyc", r"/\1.py", line)
 
 
 def try_cheats(cheats: Sequence[Cheat] = CHEATS) -> list[dict[str, str]]:

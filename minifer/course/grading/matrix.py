@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ page.
 
 A sentence in the column *what it does* is what `minifer grade` and `check()` say when your answer
 behaves like that mistake on all probes. Reading a table is a way to learn: cover the right columns
-and say which inputs tell the mistake from the solution.
+and say which inputs tell the mistake from the solution. *Loses* counts points.
+
+An automatic change that no test can find, because it changes nothing that the text asks for, has a
+line that says so, folded below its exercise, and is not counted.
 """
 
 
@@ -87,8 +91,9 @@ def _summary(exercises: Iterable[dict[str, Any]]) -> str:
         "## All exercises",
         "",
         "| exercise | points | tests | named mistakes found | automatic changes found | open |",
-        "|---|---|---|---|---|---|",
+        "|---|--:|--:|--:|--:|--:|",
     ]
+    sums = [0.0] * 7
     for exam in exercises:
         points = sum(test["points"] for test in exam["tests"])
         must = [mutant for mutant in exam["named"] if mutant["status"] == "must_die"]
@@ -97,12 +102,26 @@ def _summary(exercises: Iterable[dict[str, Any]]) -> str:
         excused = sum(1 for reason in alive if reason)
         counted = exam["automatic"] - excused
         open_ = len(exam["problems"]) + sum(1 for reason in alive if not reason)
-        lines.append(
-            f"| {exam['exercise']} {exam['title']} | {points:g} | {len(exam['tests'])} | "
-            f"{dead} of {len(must)} | {counted - len(alive) + excused} of {counted} "
-            f"({exam['rate']:.0%}) | {open_ or ''} |"
-        )
+        found = counted - len(alive) + excused
+        row = (points, len(exam["tests"]), dead, len(must), found, counted, open_)
+        sums = [total + value for total, value in zip(sums, row, strict=True)]
+        name = f"{exam['exercise']} {exam['title']}"
+        lines.append(_row(f"[{name}](#{_anchor(name)})", row))
+    lines.append(_row("**all**", sums))
     return "\n".join([*lines, ""])
+
+
+def _row(name: str, numbers: Sequence[float]) -> str:
+    points, tests, dead, named, found, counted, open_ = (f"{number:g}" for number in numbers)
+    return (
+        f"| {name} | {points} | {tests} | {dead} of {named} | {found} of {counted} | "
+        f"{'' if open_ == '0' else open_} |"
+    )
+
+
+def _anchor(heading: str) -> str:
+    """Where a heading of markdown is linked to."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _exercise(exam: dict[str, Any]) -> str:
@@ -124,15 +143,14 @@ def _exercise(exam: dict[str, Any]) -> str:
             lines.append(f"| {_name(mutant['id'])} | {_cell(what)} | {by} | {lost:g} |")
         lines.append("")
     alive = exam["survivors"]
-    lines.append(
-        f"Automatic changes: {exam['automatic'] - len(alive)} of {exam['automatic']} lose points."
-        + (" Those that live:" if alive else "")
-    )
-    lines.append("")
+    lost = exam["automatic"] - len(alive)
+    lines += [f"Automatic changes: {lost} of {exam['automatic']} lose points.", ""]
     if alive:
+        told = "The one that lives" if len(alive) == 1 else f"The {len(alive)} that live"
+        lines += [f"<details><summary>{told}, and why</summary>", ""]
         lines += ["| change | why it may live |", "|---|---|"]
         lines += [f"| {_cell(key)} | {_cell(why) or '**open**'} |" for key, why in alive.items()]
-        lines.append("")
+        lines += ["", "</details>", ""]
     earning = {name: got for name, got in exam["trivial"].items() if got}
     if earning:
         told = ", ".join(f"`{name}` {got:g}" for name, got in earning.items())
@@ -149,7 +167,8 @@ def _cheats(cheats: list[dict[str, str]]) -> str:
         "## Cheats",
         "",
         "Each is a file handed in for an exercise of its own, beside an honest answer to a second "
-        "one, which must keep its points.",
+        "one, which must keep its points. *Expected a list, got None* stands where the attack came "
+        "to nothing and the file had no other answer.",
         "",
         "| what it does | what the grader says | gains |",
         "|---|---|---|",
