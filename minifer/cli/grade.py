@@ -113,6 +113,7 @@ def _mutants(book: Any, arguments: argparse.Namespace) -> int:
 
     first = arguments.seed or 0
     seeds = range(first, first + max(arguments.seeds, 5))
+    path = book.lectures / "results" / "grader_matrix.json"
 
     def done(exam: Exam) -> None:
         named = [mutant for mutant in exam.named if mutant["status"] == "must_die"]
@@ -126,16 +127,19 @@ def _mutants(book: Any, arguments: argparse.Namespace) -> int:
         for change, reason in exam.survivors.items():
             print(f"       lives: {change}  ({reason or 'open'})")
         sys.stdout.flush()
+        write([exam], [])  # an exam that is stopped keeps what it has found
+
+    def write(exams: list[Exam], cheats: list[dict[str, str]]) -> list[Path]:
+        data = matrix.load(path)  # read now: others may have written
+        matrix.merge(data, exams, cheats)
+        matrix.forget_others(data, [exercise.id for exercise in exercises_of(book)])
+        return matrix.write(data, path)
 
     exams = examine(book, exercises_of(book, arguments.ids), seeds, done)
     cheats = [] if arguments.ids else try_cheats()
     gains = [cheat for cheat in cheats if cheat["gains"] != "0"]
     for cheat in gains:
         print(f"✘  a cheat gains: {cheat['what']}: {cheat['gains']}")
-    path = book.lectures / "results" / "grader_matrix.json"
-    data = matrix.load(path)  # read now: others may have written
-    matrix.merge(data, exams, cheats)
-    matrix.forget_others(data, [exercise.id for exercise in exercises_of(book)])
-    for written in matrix.write(data, path):
+    for written in write([], cheats):
         print(written.relative_to(book.root))
     return 1 if gains or any(exam.problems for exam in exams) else 0

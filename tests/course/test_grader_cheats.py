@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from grader_book import server
 
+import minifer
 from minifer.course.grading.cheat_trial import make_book, try_cheat
 from minifer.course.grading.cheats import CHEATS, Cheat
+
+ROOT = str(Path(minifer.__file__).resolve().parents[1])
 
 # One of each kind in every run of the tests; the others are slow.
 ALWAYS = ["solution", "modules", "stack", "lying-list", "os-exit", "results"]
@@ -25,7 +29,9 @@ def exercises(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("cheat", KINDS)
 def test_gains_nothing(exercises: Path, cheat: Cheat) -> None:
-    assert try_cheat(server(), exercises, cheat)["gains"] == "0"
+    row = try_cheat(server(), exercises, cheat)
+    assert row["gains"] == "0"
+    assert not re.search(rf"{re.escape(ROOT)}|/proc/\d|cpython-", row["says"])
 
 
 def test_an_honest_answer_gets_its_points(exercises: Path) -> None:

@@ -115,6 +115,8 @@ def test_the_page_keeps_what_is_not_examined_again_and_is_the_same_text_each_tim
     page = path.with_suffix(".md").read_text()
     assert "| one too few | it misses \\| a term | `ex91_1_squares` | 2 |" in page
     assert "| f: `a` → `b` | the same |" in page and page.index("## 9.1") < page.index("## 91.1")
+    assert "| [91.1 Square](#911-square) | 2 | 1 | 1 of 1 | 9 of 9 |  |" in page
+    assert "| **all** | 4 | 2 | 1 of 1 | 9 of 9 |  |" in page
     again = matrix.load(path)
     matrix.merge(again, [exam_of("9.1", problems=["odd"])], [])
     matrix.write(again, path)
