@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from minifer.course.book.builder import Book
 
 _TIMEOUT = 300  # seconds of a whole lecture
+_HEAD = """\
+# What each lecture notices
+
+`minifer book sabotage` breaks the engine in one place, in memory, and runs a lecture strictly: the outputs of its
+claims are compared. Each must turn red; the last column is the first cell that does.
+"""
 
 
 @dataclass(frozen=True)
@@ -138,8 +144,12 @@ class _PatchedLoader(importlib.machinery.SourceFileLoader):
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """The verdicts as Markdown: lecture, what is broken, which cell notices."""
-    rows = ["| lecture | what is broken | in | the first cell that fails |", "|---|---|---|---|"]
+    """The verdicts as a page: lecture, what is broken, which cell notices."""
+    rows = [
+        _HEAD,
+        "| lecture | what is broken | in | the first cell that fails |",
+        "|---|---|---|---|",
+    ]
     for verdict in verdicts:
         cell = f"`{verdict.cell}`" if verdict.red else "**none: the lecture stays green**"
         sabotage = verdict.sabotage
