@@ -36,8 +36,8 @@ _TIMEOUT = 300  # seconds of a whole lecture
 _HEAD = """\
 # What each lecture notices
 
-`minifer book sabotage` breaks the engine in one place, in memory, and runs a lecture strictly: the outputs of its
-claims are compared. Each must turn red; the last column is the first cell that does.
+`minifer book sabotage` breaks the engine in one place, in memory, and runs a lecture strictly: the
+outputs of its claims are compared. Each must turn red; the last column is the first cell that does.
 """
 
 
