@@ -95,11 +95,13 @@ def test_ex08_1_the_token_that_crosses_stays(target, rng):
 
 @points("8.1", 1)
 def test_ex08_1_of_equals_the_lower_ids_stay(target, rng):
-    for size, top_p in ((2, 0.5), (4, 0.5), (4, 0.6), (7, 0.01), (10, 0.35)):
+    # From 17 numbers on, an unstable sort of torch's shuffles equals.
+    cases = ((2, 0.5), (4, 0.5), (4, 0.6), (7, 0.01), (10, 0.35), (40, 0.35))
+    for size, top_p in cases:
         level = rng.choice((-3.0, 0.0, 2.5))
         truth = exact_nucleus([1] * size, Fraction(str(top_p)))
         check_nucleus(target, torch.full((size,), level), 1.0, top_p, truth)
-    for size in (5, 12):
+    for size in (5, 12, 60):
         weights = [rng.choice((1, 2, 2, 4)) for _ in range(size)]
         logits = torch.tensor(weights).double().log().float()
         top_p = Fraction(rng.randint(1, 2 * sum(weights) - 1), 2 * sum(weights))

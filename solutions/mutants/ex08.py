@@ -391,13 +391,13 @@ _KEEP = "nucleus: `keep = order[before < top_p * (1 - 1e-6)]` → "
 _ROW = "a row has one dimension: 0 and -1 are the same"
 SURVIVORS = {
     _SORT + "`order = torch.sort(logits, descending=True, stable=False).indices`": (
-        "torch sorts stably on a CPU, though it does not promise it"
+        "lives where torch sorts stably without a promise: on processors without AVX2"
     ),
     _BEFORE + "`before = p[order].cumsum(-0) - p[order]`": _ROW,
     _SOFTMAX
     + "`p = (scores / temperature).softmax(-0)  # torch takes the largest off by itself`": _ROW,
     _KEEP + "`keep = order[before <= top_p * (1 - 1e-06)]`": (
-        "no sum of floats is exactly top_p less a millionth"
+        "they differ at one float, top_p less a millionth to the last bit"
     ),
     "penalize: `result[token] = score / repetition if score > 0 else score * repetition` → "
     "`result[token] = score / repetition if score >= 0 else score * repetition`": (
@@ -405,10 +405,6 @@ SURVIVORS = {
     ),
     "StopMatcher._longest_beginning: `for length in range(len(stop))` → "
     "`for length in range(len(stop) + 1)`": "a whole stop at the end is a hit, found before",
-    "draw_batch: `for row, seed, index in zip(logits, seeds, indices, strict=True):` → "
-    "`for row, seed, index in zip(logits, seeds, indices, strict=False):`": (
-        "rows, seeds and indices are of one length"
-    ),
     "draw_batch: `weights = row.double().softmax(-1).tolist()` → "
     "`weights = row.double().softmax(-0).tolist()`": _ROW,
     "draw_batch: `tokens.append(own.choices(range(len(weights)), weights)[0])` → "
