@@ -245,6 +245,17 @@ for number, (step, _) in enumerate(run.steps[:4], start=1):
 # decode of A (1 after 20), the last prompt token of B (1 after 28) and 14 tokens of C.
 # To attention, a decode is a chunk of one.
 #
+# One token of B under the microscope, at position 20: the step that computes it among
+# 15 others. (The engine's own lines are shown, so nothing is compared.)
+
+# %% tags=["measure"]
+from minifer.course.microscope import microscope
+
+microscope(run, "B", position=20, stage="prefill")
+
+# %% [markdown]
+# One forward pass, 16 tokens, ours among them: on the axis it stands behind A's four.
+#
 # Here is the mask of step 2. Look at the hatched part: keys that no query of this step
 # computes.
 

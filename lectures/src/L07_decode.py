@@ -58,6 +58,15 @@ show(
 )
 
 # %% [markdown]
+# One drawn token of A under the microscope, at position 24: a step draws it, the next
+# one computes it. (The engine's own lines are shown, so nothing is compared.)
+
+# %% tags=["measure"]
+from minifer.course.microscope import microscope
+
+microscope(run, "A", position=24, stage="decode")
+
+# %% [markdown]
 # The work of a decode step is one row a request. A product of a matrix with one row is
 # a **GEMV** (general matrix-vector product): each weight is read for one multiply and one
 # add. With 2-byte weights that is one FLOP a byte, where an H100 could do 295.
