@@ -506,6 +506,18 @@ for T in sizes:
 # On an idle machine the share is largest at the largest step: large products keep it
 # busy. Did your guess of the bend hold?
 #
+# The same two rates of this machine's GPU, where there is one.
+
+# %% tags=["measure"]
+if torch.cuda.is_available():
+    gpu = this_machine(device="cuda", dtype="bfloat16")
+    print(f"{gpu.name}: ridge point {gpu.ridge_point:.0f} FLOPs a byte, measured")
+else:
+    print("no GPU here: its ridge point is not measured")
+
+# %% [markdown]
+# A GPU's bend lies at hundreds of tokens.
+#
 # ## How large should a chunk be?
 #
 # A long prompt arrives while 32 requests decode (1,024 tokens of context each). If its
