@@ -26,7 +26,7 @@
 # stages](figures/life_map_start.svg)
 #
 # The token stands at the door. Every stage behind it is built as it is because of the
-# numbers on this page. The first cell prints nothing, unless something is missing.
+# numbers on this page. The first cell prints nothing.
 
 # %% tags=["claim"]
 try:
@@ -37,6 +37,16 @@ except ImportError as error:
 begin("L01")
 
 # %% [markdown]
+# A's token 20 under the microscope, drawn and computed (not compared).
+
+# %% tags=["measure"]
+from minifer.course.microscope import microscope
+
+microscope(example.run(), "A", position=20, stage="decode")
+
+# %% [markdown]
+# Each pass reads the whole model.
+#
 # ## What does one token cost, in joules?
 #
 # A watt is a joule a second. A chip that draws 700 W and makes 200 tokens a second
