@@ -37,7 +37,7 @@ except ImportError as error:
 begin("L01")
 
 # %% [markdown]
-# A's token 20 under the microscope, drawn and computed (not compared).
+# A's token 20, drawn and computed (not compared).
 
 # %% tags=["measure"]
 from minifer.course.microscope import microscope
@@ -45,7 +45,7 @@ from minifer.course.microscope import microscope
 microscope(example.run(), "A", position=20, stage="decode")
 
 # %% [markdown]
-# Each pass reads the whole model.
+# Each pass reads everything.
 #
 # ## What does one token cost, in joules?
 #
