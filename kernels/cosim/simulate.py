@@ -195,9 +195,13 @@ class _Run:
             raise self.failure
 
     def _wait_for_all(self) -> None:
-        """Not `join`: a join that Ctrl-C interrupts takes its thread for ended (Python 3.11)."""
+        """Not `join`: a join that Ctrl-C interrupts takes its thread for ended (Python 3.11).
+
+        In short turns: a Ctrl-C that comes just before a wait without end would not wake it.
+        """
         for ended in self._ended:
-            ended.wait()
+            while not ended.wait(0.1):
+                pass
 
     def stop(self) -> None:
         """Every program ends at its next step."""
