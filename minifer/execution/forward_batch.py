@@ -11,6 +11,7 @@ other, on a flat token axis. Example, three requests that compute 3, 1 and 2 tok
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,10 +87,13 @@ class ForwardBatch:
             return None
         lengths = [lens[b] for b in single]
         device = self.token_ids.device
+        tables = self.block_tables
+        if len(single) < len(lens):
+            tables = tables[single]
         return DecodeIndex(
-            rows=torch.tensor([starts[b] for b in single], device=device),
-            slots=self._slots(self.block_tables[single], max(lengths)),
-            lengths=torch.tensor(lengths, device=device)[:, None],
+            rows=_int64([starts[b] for b in single], device),
+            slots=self._slots(tables, max(lengths)),
+            lengths=_int64(lengths, device)[:, None],
             ragged=min(lengths) < max(lengths),
         )
 
@@ -105,9 +109,10 @@ class ForwardBatch:
 
     def _slots(self, block_table: Tensor, length: int) -> Tensor:
         """Flat slots of positions 0 … length − 1; a table [..., blocks] may be batched."""
-        position = torch.arange(length, device=block_table.device)
-        block = block_table[..., position // self.block_size]
-        return block * self.block_size + position % self.block_size
+        P = self.block_size
+        first = block_table[..., : -(-length // P), None] * P  # [..., blocks, 1]
+        slots = first + torch.arange(P, device=block_table.device)
+        return slots.flatten(-2)[..., :length].contiguous()
 
     @classmethod
     def of(cls, step: StepInput, device: torch.device) -> ForwardBatch:
@@ -145,10 +150,12 @@ class ForwardBatch:
                 f"got {len(token_ids)}, {len(positions)} and {len(slot_mapping)}"
             )
         width = max(len(table) for table in block_tables)
-        padded = [list(table) + [0] * (width - len(table)) for table in block_tables]
+        padded = array("q")
+        for table in block_tables:
+            padded.fromlist([*table, *[0] * (width - len(table))])
 
-        def tensor(values: object) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
+        def tensor(values: Sequence[int]) -> Tensor:
+            return _int64(values, device)
 
         return cls(
             token_ids=tensor(token_ids),
@@ -156,9 +163,17 @@ class ForwardBatch:
             slot_mapping=tensor(slot_mapping),
             query_start=tensor(query_start),
             seq_lens=tensor(seq_lens),
-            block_tables=tensor(padded),
+            block_tables=tensor(padded).view(len(block_tables), width),
             logits_rows=tensor(logits_rows),
             block_size=block_size,
             query_start_host=tuple(query_start),
             seq_lens_host=tuple(seq_lens),
         )
+
+
+def _int64(values: Sequence[int], device: torch.device | str) -> Tensor:
+    """`torch.tensor(values)`, which looks at each number several times; an array does so once."""
+    numbers = values if isinstance(values, array) else array("q", values)
+    if not numbers:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    return torch.frombuffer(numbers, dtype=torch.int64).to(device)
