@@ -7,7 +7,7 @@ import pytest
 import torch
 from sampling_helpers import chi_square, chi_square_limit, draw, drawn, log, make_request
 
-from minifer.execution.sampler import Sampler, SampleRow
+from minifer.execution.sampler import Sampler, SampleRow, first_argmax
 
 NAN, INF = math.nan, math.inf
 
@@ -30,6 +30,25 @@ def test_greedy_ties_go_to_the_lowest_id_in_a_large_vocabulary_too(V):
     logits = torch.zeros(V)
     logits[[V // 2, V // 2 + 1, V - 1]] = 1.0
     assert tokens(draw(logits, make_request(temperature=0))) == [V // 2]
+
+
+def test_first_argmax_is_the_definition_one_number_at_a_time():
+    scores = torch.randint(-3, 4, (50, 333), generator=torch.Generator().manual_seed(0)).float()
+    scores[7] = -math.inf
+    scores[8, :300] = -math.inf
+    expected = [max(range(333), key=lambda i: (row[i], -i)) for row in scores.tolist()]
+    assert first_argmax(scores).tolist() == expected
+    assert first_argmax(scores).dtype == torch.int64
+    assert first_argmax(scores[:, ::2]).tolist() == scores[:, ::2].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("rules", [{}, {"logit_bias": {2: 1.5}}, {"logprobs": 3}])
+@pytest.mark.parametrize("how", [{"temperature": 0}, {}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_logits_taken_as_they_are_are_not_changed_either(how, rules):
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    draw(logits, *[make_request(**how, **rules) for _ in range(3)])
+    assert torch.equal(logits, before)
 
 
 def test_greedy_ignores_the_seed_and_the_filters():
