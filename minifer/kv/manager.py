@@ -139,6 +139,8 @@ class KVCacheManager:
 
         without: requests that would give up their blocks for it first.
         """
+        if not cached and not without:  # a request that goes on, which is nearly all
+            return self._blocks_needed(request, num_new, ()) <= self.pool.num_free
         held = Counter(block for other in without for block in other.block_table)
         freed = {block for block, tables in held.items() if self._refs(block) == tables}
         free = self.pool.num_free + len(freed)
@@ -180,7 +182,8 @@ class KVCacheManager:
             table[first] = copy
             if self._events:
                 self._events.emit("kv", "kv.block_copied", request.request_id, copies=done.copies)
-        table += self.pool.allocate(self._blocks_needed(request, num_new, ()), request.request_id)
+        if needed := self._blocks_needed(request, num_new, ()):
+            table += self.pool.allocate(needed, request.request_id)
         if request.num_loops is None:
             done.published = self._publish(request, request.num_computed_tokens + num_new)
         return done
@@ -312,13 +315,15 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             return []
         full = min(num_tokens, request.num_shareable_tokens) // self.block_size
+        if full <= request.num_published_blocks:
+            return []
         self._extend_keys(request, full)
         published, table = [], request.block_table
         for i in range(request.num_published_blocks, full):
             previous = table[i - 1] if i else None
             if self.pool.publish(table[i], request.prefix_keys[i], previous):
                 published.append(table[i])
-        request.num_published_blocks = max(request.num_published_blocks, full)
+        request.num_published_blocks = full
         if self._events and published:
             self._events.emit("kv", "kv.block_published", request.request_id, blocks=published)
         return published
