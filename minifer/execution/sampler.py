@@ -98,18 +98,20 @@ class Sampler:
         wanted = [row.logits_row for row in rows]
         as_they_are = not ruled and wanted == list(range(len(logits)))
         scores = (logits if as_they_are else logits[wanted]).float()  # a copy where rules write
-        raw_best = scores.amax(-1)  # NaN if any logit is
+        raw_best = scores.amax(-1) if ruled else None  # NaN if any logit is
         asked = [i for i, row in enumerate(rows) if row.request.params.logprobs is not None]
         raw = scores[asked]
         for i in ruled:
             apply_rules(scores[i], rows[i].request)
 
-        best = scores.amax(-1) if ruled else raw_best
         tokens = first_argmax(scores)
+        best = scores.gather(-1, tokens[:, None])[:, 0]
         drawn = [i for i, row in enumerate(rows) if not row.request.params.is_greedy]
         if drawn:
             tokens[drawn] = self._draw(scores[drawn], best[drawn], [rows[i] for i in drawn])
 
+        if raw_best is None:
+            raw_best = best
         found, checks = tokens.tolist(), torch.stack((raw_best, best), dim=1).tolist()
         result = [
             Sampled(token) if error is None else Sampled(-1, error=error)
@@ -147,7 +149,8 @@ class Sampler:
 def first_argmax(scores: Tensor) -> Tensor:
     """Place of the largest of each row, the lowest among equals: [M, V] → int64 [M].
 
-    `Tensor.argmax` is the same, but on a CPU it compares number by number, ten times as long.
+    NaN counts as the largest. `Tensor.argmax` is the same, but on a CPU it compares number by
+    number and takes ten times as long.
     """
     if scores.device.type != "cpu":
         return scores.argmax(-1)

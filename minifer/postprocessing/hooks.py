@@ -109,5 +109,7 @@ def _after(verdict: HookVerdict, hook: TokenHook, new: Any) -> HookVerdict:
             f"is None or a non-empty string, got {new!r}"
         )
     overrules = verdict.finish_reason is None or new.finish_reason == CONTENT_FILTER
-    first = new if overrules else verdict
-    return HookVerdict(new.text, first.finish_reason, first.stop_reason)
+    if overrules:
+        accepted: HookVerdict = new
+        return accepted
+    return HookVerdict(new.text, verdict.finish_reason, verdict.stop_reason)

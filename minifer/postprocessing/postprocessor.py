@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from minifer.events import EventBus
 from minifer.execution.sampler import NON_FINITE, Sampled
-from minifer.outputs import RequestGroup, RequestOutput, TokenLogprobs
+from minifer.outputs import RequestGroup, RequestMetrics, RequestOutput, TokenLogprobs
 from minifer.postprocessing.guards.watch import GuardWatch
 from minifer.postprocessing.hooks import TokenHook
 from minifer.postprocessing.sequence_output import Decode, SequenceOutput
@@ -114,7 +114,7 @@ class Postprocessor:
             finished=finished,
             num_cached_tokens=group.num_cached_tokens,
             prompt_logprobs=group.prompt_logprobs,
-            metrics=replace(group.metrics),
+            metrics=RequestMetrics(**vars(group.metrics)),
         )
 
     def finished(self, group: RequestGroup) -> bool:

@@ -47,6 +47,8 @@ class StopStrings:
         """
         if self.hit is not None:
             return ""
+        if not self._stops:
+            return text
         automaton = self._automaton
         for end, character in enumerate(text, start=1):
             state = automaton.step(self._state, character)

@@ -39,6 +39,8 @@ def test_first_argmax_is_the_definition_one_number_at_a_time():
     expected = [max(range(333), key=lambda i: (row[i], -i)) for row in scores.tolist()]
     assert first_argmax(scores).tolist() == expected
     assert first_argmax(scores).dtype == torch.int64
+    scores[9, [5, 250]] = math.nan
+    assert first_argmax(scores)[9] == scores.argmax(-1)[9] == 5
     assert first_argmax(scores[:, ::2]).tolist() == scores[:, ::2].argmax(-1).tolist()
 
 
