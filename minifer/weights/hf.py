@@ -29,6 +29,7 @@ from minifer.models.registry import (
 )
 from minifer.weights.hf_config import config_from_hf, config_to_hf, token_ids
 from minifer.weights.loading import LoadableModel, load_weights
+from minifer.weights.mapped import mapped_tensors
 
 __all__ = [
     "config_from_hf",
@@ -209,8 +210,7 @@ def _tensors(files: dict[Path, list[str] | None]) -> Iterator[tuple[str, Tensor]
                         f"{file} lacks {absent[0]} and {len(absent) - 1} more tensors that "
                         f"{_INDEX} places there; download both again"
                     )
-                for name in names if promised is None else promised:
-                    yield name, shard.get_tensor(name)
+            yield from mapped_tensors(file, names if promised is None else promised)
         except SafetensorError as error:
             raise ValueError(
                 f"{file} is torn or not a safetensors file ({error}); download it again"
