@@ -116,17 +116,18 @@ def _load(config: EngineConfig, settings: Any) -> tuple[AsyncLLM, Any]:
     """The engine, and settings that name its model: as it was asked for, else by its folder."""
     from dataclasses import replace
 
-    from minifer.async_llm import AsyncLLM
-    from minifer.engine import Engine
-    from minifer.weights.resolve import load_model
+    with session.few_collections():
+        from minifer.async_llm import AsyncLLM
+        from minifer.engine import Engine
+        from minifer.weights.resolve import load_model
 
-    loaded = load_model(config.model, config.dtype, config.device)
+        loaded = load_model(config.model, config.dtype, config.device)
+        llm = AsyncLLM(engine=Engine.from_loaded(loaded, config))
     if loaded.notice:
         session.note(loaded.notice)
     if settings.served_model_name is None:
         name = loaded.path.name.removesuffix(".gguf") if config.model == "default" else config.model
         settings = replace(settings, served_model_name=str(name))
-    llm = AsyncLLM(engine=Engine.from_loaded(loaded, config))
     session.note_interpreter(config.backend)
     return llm, settings
 
