@@ -23,6 +23,7 @@ PolicyName = Literal["fcfs", "priority", "lpm"]
 
 BACKENDS = ("torch", "triton", "megakernel")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZE = ("none", "file", "int8", "int4")
 POLICIES = ("fcfs", "priority", "lpm")
 PREFIX_INDEXES = ("hash", "radix")
 KV_WRITE_POLICIES = ("through", "second_touch")
@@ -124,6 +125,9 @@ class EngineConfig:
     dtype: str = "auto"  # float32 on a CPU, the checkpoint's dtype on a GPU
     device: str = "auto"
     backend: str = "torch"
+    # Matrices as codes, on a CPU: those of the model's own GGUF file, or made while loading. With
+    # dtype="auto" the rest is then bfloat16, which torch's packed products take.
+    quantize: str = "none"
     # Scheduling (stage 1)
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -186,6 +190,7 @@ class EngineConfig:
         for name, allowed in (
             ("backend", BACKENDS),
             ("dtype", DTYPES),
+            ("quantize", QUANTIZE),
             ("scheduling_policy", POLICIES),
             ("prefix_index", PREFIX_INDEXES),
             ("kv_write_policy", KV_WRITE_POLICIES),
@@ -197,6 +202,11 @@ class EngineConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
+        if self.quantize != "none" and self.backend in ("triton", "megakernel"):
+            raise ValueError(
+                f"quantize must be none with backend={self.backend}, whose kernels read whole "
+                f"numbers of bytes a weight, got {self.quantize!r}: use backend=torch"
+            )
         if self.has_kv_tiers and not self.enable_prefix_caching:
             raise ValueError(
                 "kv_dram_bytes and kv_disk_path need enable_prefix_caching=True, got False: a tier "

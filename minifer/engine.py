@@ -127,7 +127,7 @@ class Engine:
 
         config = EngineConfig.from_kwargs(model=model, **options)
         prepare_backend(config)
-        loaded = load_model(model, config.dtype, config.device)
+        loaded = load_model(model, config.dtype, config.device, config.quantize)
         return cls.from_loaded(loaded, config, sinks=sinks, clock=clock)
 
     @classmethod

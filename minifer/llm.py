@@ -75,7 +75,7 @@ class LLM:
         config = EngineConfig.from_kwargs(model=model, **options)
         prepare_backend(config)
         start = time.perf_counter()
-        loaded = load_model(model, config.dtype, config.device)
+        loaded = load_model(model, config.dtype, config.device, config.quantize)
         self.load_seconds = time.perf_counter() - start
         self.notice = loaded.notice
         self.generation_defaults = loaded.generation_defaults

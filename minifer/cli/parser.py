@@ -21,6 +21,7 @@ from minifer.config import (
     KV_WRITE_POLICIES,
     POLICIES,
     PREFIX_INDEXES,
+    QUANTIZE,
     EngineConfig,
 )
 from minifer.loops import LOOP_BATCHING
@@ -83,6 +84,11 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
         "who runs the operations: PyTorch, our Triton kernels one by one, or the megakernel for "
         "decode steps; the last two are slow on a CPU, where kernels are interpreted",
     ),
+    "quantize": (
+        "",
+        "weights as 8- or 4-bit codes, on a CPU: those of the model's GGUF file, or made from any "
+        "checkpoint while loading",
+    ),
     "max_num_seqs": ("N", "sequences in one step"),
     "max_num_batched_tokens": ("N", "token budget of one step"),
     "max_prefill_chunk": ("N", "tokens of one prompt in one step; none: the whole budget"),
@@ -119,6 +125,7 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
 }
 _CHOICES = {
     "dtype": DTYPES,
+    "quantize": QUANTIZE,
     "backend": BACKENDS,
     "scheduling_policy": POLICIES,
     "prefix_index": PREFIX_INDEXES,

@@ -121,7 +121,7 @@ def _load(config: EngineConfig, settings: Any) -> tuple[AsyncLLM, Any]:
         from minifer.engine import Engine
         from minifer.weights.resolve import load_model
 
-        loaded = load_model(config.model, config.dtype, config.device)
+        loaded = load_model(config.model, config.dtype, config.device, config.quantize)
         llm = AsyncLLM(engine=Engine.from_loaded(loaded, config))
     if loaded.notice:
         session.note(loaded.notice)

@@ -15,6 +15,10 @@ from torch import Tensor
 from minifer.execution.attention import paged_attention
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage, write_kv
+from minifer.execution.quantized_linear import quantized_linear
+from minifer.weights.quantized import QuantizedWeight
+
+Weight = Tensor | QuantizedWeight
 
 
 class Backend(Protocol):
@@ -31,19 +35,22 @@ class Backend(Protocol):
         ...
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        """x [T, in] · weight [out, in]ᵀ + bias [out] (+ residual [T, out]) → [T, out]."""
+        """x [T, in] · weight [out, in]ᵀ + bias [out] (+ residual [T, out]) → [T, out].
+
+        A weight may come as codes where the back end can multiply by them.
+        """
         ...
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+        self, x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> Tensor:
         """`linear` of `rms_norm`: x [T, D], norm [D], weight [out, D] → [T, out]."""
         ...
 
     def norm_gate_up(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+        self, x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> Tensor:
         """x [T, D], weight [2 F, D], gate's rows first → silu(gate) · up of the norm [T, F]."""
         ...
@@ -85,18 +92,21 @@ class TorchBackend:
         return weight * h.to(x.dtype)
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        out = F.linear(x, weight, bias)
+        if isinstance(weight, QuantizedWeight):
+            out = quantized_linear(x, weight, bias)
+        else:
+            out = F.linear(x, weight, bias)
         return out if residual is None else residual + out
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+        self, x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> Tensor:
         return self.linear(self.rms_norm(x, norm, eps), weight, bias)
 
     def norm_gate_up(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+        self, x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> Tensor:
         return self.silu_mul(self.norm_linear(x, norm, eps, weight, bias))
 

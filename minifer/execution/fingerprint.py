@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from minifer.config import ModelConfig
+from minifer.weights.quantized import quantized_weights
 
 _SAMPLE = 256  # elements of each tensor that are hashed as they are
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -22,7 +23,12 @@ def weights_digest(model: nn.Module) -> str:
     added, and changes when any one element does.
     """
     digest = hashlib.sha256()
-    for name, tensor in model.named_parameters():
+    codes = [
+        (f"{name}.{part}", tensor)
+        for name, weight in quantized_weights(model)
+        for part, tensor in weight.named_buffers()
+    ]
+    for name, tensor in (*model.named_parameters(), *codes):
         bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()]).flatten()
         sample = bits[:: max(1, bits.numel() // _SAMPLE)]
         total = int(bits.sum(dtype=torch.int64))

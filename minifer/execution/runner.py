@@ -17,6 +17,7 @@ from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
 from minifer.kernels.mode import prepare
 from minifer.kv.step_input import StepInput
+from minifer.weights.quantized import quantized_weights
 
 GIB = 1024**3
 
@@ -112,6 +113,12 @@ def make_runner(
     model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int
 ) -> ModelRunner:
     """The runner of `engine.backend`. Raises `ValueError` where it cannot run this model here."""
+    if engine.backend in ("triton", "megakernel"):
+        for name, weight in quantized_weights(model):  # loaded for another back end
+            raise ValueError(
+                f"{name} must not be quantised for backend={engine.backend}, got {weight}: load "
+                "the model with quantize=none, or use backend=torch"
+            )
     if engine.backend == "megakernel":
         from minifer.execution.backends.megakernel import MegakernelRunner
 

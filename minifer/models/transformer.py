@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from minifer.config import ModelConfig
 from minifer.models.rope import RotaryEmbedding
+from minifer.weights.quantized import QuantizedWeight, quantized_weights
 
 if TYPE_CHECKING:  # a model is handed these; it builds none of them
     from minifer.execution.backend import Backend
@@ -41,7 +42,9 @@ class WeightPart:
 
 
 class Linear(nn.Module):
-    """weight [out, in] and an optional bias [out], uninitialised."""
+    """weight [out, in] and an optional bias [out], uninitialised; `set_weight` puts in codes."""
+
+    weight: nn.Parameter | QuantizedWeight
 
     def __init__(
         self, width: int, out: int, bias: bool, dtype: torch.dtype, device: torch.device | str
@@ -190,10 +193,17 @@ class Transformer(nn.Module):
     def forward(self, batch: ForwardBatch, kv: KVStorage | None, backend: Backend) -> Tensor:
         """Hidden states [T, D] after the final norm. kv is None for back ends without a cache."""
         cos, sin = self.rotary(batch.positions)
-        x = F.embedding(batch.token_ids, self.embed_tokens.weight)
+        x = self._embed(batch.token_ids)
         for layer in self.layers:
             x = layer(x, cos, sin, batch, kv, backend)
         return self.norm(x, backend)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] → [T, D]."""
+        table: Tensor | QuantizedWeight = self.embed_tokens.weight
+        if isinstance(table, QuantizedWeight):
+            return table.rows(token_ids, self.norm.weight.dtype)
+        return F.embedding(token_ids, table)
 
     def logits(self, hidden: Tensor, backend: Backend, float32: bool = False) -> Tensor:
         """hidden [R, D] → float32 logits [R, V].
@@ -203,13 +213,15 @@ class Transformer(nn.Module):
         """
         weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         if float32:
-            hidden, weight = hidden.float(), weight.float()
+            hidden = hidden.float()
+            weight = weight if isinstance(weight, QuantizedWeight) else weight.float()
         return backend.linear(hidden, weight, None).float()
 
     @property
     def num_parameters(self) -> int:
         """Numbers the model holds; a tied embedding counts once."""
-        return sum(p.numel() for p in self.parameters())
+        dense = sum(p.numel() for p in self.parameters())
+        return dense + sum(weight.numel() for _, weight in quantized_weights(self))
 
     @torch.no_grad()
     def init_weights(self, seed: int, std: float = 0.02) -> None:

@@ -5,6 +5,9 @@ scale · q + offset with two float16 numbers, which takes up to 24 bits. float32
 dequantised value to the bit; float16 would round values by up to 2**-11 of their size and
 bfloat16 by 2**-8, and close greedy picks would differ from what other engines read out of the
 same file. The price is disk: four bytes a weight.
+
+The codes of Q4_0, Q4_1 and Q8_0 matrices are kept beside them (`quantized.safetensors`, the size of
+the GGUF file), so that `quantize="file"` finds them without opening it.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ from tqdm import tqdm
 
 from minifer.models.registry import build_model
 from minifer.weights.atomic import atomic_folder
-from minifer.weights.gguf import GGUFFile, config_from_gguf, hf_tensors
+from minifer.weights.gguf import GGUFFile, config_from_gguf, hf_codes, hf_tensors
 from minifer.weights.gguf_tokenizer import tokenizer_from_gguf
 from minifer.weights.hf import save_hf
 from minifer.weights.loading import load_weights
+from minifer.weights.quantized_loading import CODES, save_codes
 
 
 def convert_gguf(gguf_path: str | Path, folder: str | Path, progress: bool = True) -> None:
-    """Write config.json, model.safetensors, tokenizer files and generation_config.json.
+    """Write config.json, model.safetensors, the codes if there are any, tokenizer files and
+    generation_config.json.
 
     `folder` is replaced as a whole at the end: it is never seen half written. Raises `ValueError`
     as `load_gguf` and `tokenizer_from_gguf` do.
@@ -43,6 +48,7 @@ def write_converted(gguf_path: str | Path, folder: Path, progress: bool = True) 
     named = hf_tensors(file, config)
     load_weights(model, tqdm(named, "convert", len(file.tensors), unit=" tensors", **quiet))
     save_hf(folder, model, config)
+    save_codes(folder / CODES, hf_codes(file, config))
     generation = {
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids),

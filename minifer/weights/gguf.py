@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from minifer.config import ModelConfig, RopeConfig
 from minifer.models.registry import build_model, check_architecture
 from minifer.weights.loading import load_weights
+from minifer.weights.quantized import QuantizedWeight, pack_nibbles
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",  # Mistral files say llama, too
@@ -26,6 +27,8 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+CODE_KINDS = ("Q4_0", "Q4_1", "Q8_0")  # blocks of 32 whose codes a `QuantizedWeight` can hold
 
 _TENSORS = {
     "token_embd": "model.embed_tokens",
@@ -115,6 +118,31 @@ class GGUFFile:
             )
         return torch.tensor(self._gguf.dequantize(tensor.data, tensor.tensor_type))
 
+    def codes(self, name: str) -> QuantizedWeight | None:
+        """A matrix as its codes and scales, to the bit; None if it is of no kind of `CODE_KINDS`.
+
+        A block of 32 columns (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h):
+        float16 d, Q4_1 float16 m, then 16 bytes whose low nibbles are the first 16 columns; Q8_0
+        32 signed bytes. A weight is d · q + m, d · (q − 8) of Q4_0 and d · q.
+        """
+        tensor = self.tensors[name]
+        kind = tensor.tensor_type.name
+        if kind not in CODE_KINDS or len(tensor.shape) != 2:
+            return None
+        data = torch.tensor(tensor.data)  # uint8 [N, bytes of a row], a copy of mapped memory
+        blocks = data.view(data.shape[0], -1, {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind])
+        scale = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
+        if kind == "Q8_0":
+            return QuantizedWeight(blocks[..., 2:].contiguous().view(torch.int8).flatten(1), scale)
+        if kind == "Q4_1":
+            zero = blocks[..., 2:4].contiguous().view(torch.float16)[..., 0]
+        else:
+            zero = scale.float() * -8  # exact, and in float16 unless it is too large for it
+            zero = zero.half() if zero.abs().max() <= torch.finfo(torch.float16).max else zero
+        nibbles = blocks[..., -16:]
+        codes = torch.cat((nibbles & 15, nibbles >> 4), dim=-1).flatten(1)
+        return QuantizedWeight(pack_nibbles(codes), scale, zero)
+
 
 def load_gguf(
     path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
@@ -183,20 +211,36 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
 
 
 def hf_tensors(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in float32 under its Hugging Face name, one at a time.
+    """Every tensor in float32 under its Hugging Face name, one at a time."""
+    for name in file.tensors:
+        if name != "rope_freqs.weight":  # that is in the configuration
+            yield hf_name(name), _hf_rows(name, config)(file.dequantize(name))
+
+
+def hf_codes(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    """`hf_tensors`, but matrices stored as one of `CODE_KINDS` keep their codes."""
+    for name in file.tensors:
+        if name == "rope_freqs.weight":
+            continue
+        change = _hf_rows(name, config)
+        weight = file.codes(name)
+        if weight is not None:
+            yield hf_name(name), weight.map_rows(change)
+        else:
+            yield hf_name(name), change(file.dequantize(name))
+
+
+def _hf_rows(name: str, config: ModelConfig) -> Callable[[Tensor], Tensor]:
+    """What puts the rows of a tensor into Hugging Face's order.
 
     llama.cpp's converter reorders the rows of Llama's query and key projections for a rotation
     of neighbouring pairs; here they go back to the half-split order. Qwen files keep the order.
     """
     permuted = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
-    for name in file.tensors:
-        if name == "rope_freqs.weight":
-            continue  # in the configuration
-        tensor = file.dequantize(name)
-        part = name.split(".")[-2]
-        if config.architecture == "LlamaForCausalLM" and part in permuted:
-            tensor = unpermute(tensor, permuted[part])
-        yield hf_name(name), tensor
+    heads = permuted.get(name.split(".")[-2])
+    if config.architecture != "LlamaForCausalLM" or heads is None:
+        return lambda rows: rows
+    return lambda rows: unpermute(rows, heads)
 
 
 def hf_name(name: str) -> str:

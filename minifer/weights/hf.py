@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from minifer.models.registry import (
     format_of_architecture,
 )
 from minifer.weights.hf_config import config_from_hf, config_to_hf, token_ids
-from minifer.weights.loading import LoadableModel, load_weights
+from minifer.weights.loading import LoadableModel, NamedWeights, load_weights
 from minifer.weights.mapped import mapped_tensors
+from minifer.weights.quantized import quantized_weights
+from minifer.weights.quantized_loading import CODES, load_quantized, read_codes, refuse_loops
 
 __all__ = [
     "config_from_hf",
@@ -64,6 +66,33 @@ def load_hf(
     model = build_model(config, dtype or getattr(torch, config.dtype), device)
     load_weights(model, tensors if form is None else by_path(form.read_tensors)(tensors, config))
     return model, config
+
+
+def load_hf_quantized(
+    path: str | Path, mode: str, dtype: torch.dtype
+) -> tuple[Any, ModelConfig, str | None]:
+    """`load_hf` on the CPU with codes for matrices; the last is what to tell the user.
+
+    mode: "int8" and "int4" quantise each tensor when it is read; "file" takes the codes that
+    `minifer pull` kept beside the converted weights. Raises `ValueError` as `load_hf` and
+    `load_quantized` do, and for "file" where there are no codes.
+    """
+    folder = Path(path)
+    config = load_config(folder)
+    config = replace(config, eos_token_ids=load_generation_defaults(folder)["eos_token_ids"])
+    refuse_loops(config, mode)
+    form = format_of_architecture(config.architecture)
+    named: NamedWeights = stored_tensors(folder, form)
+    if mode == "file":
+        if not (folder / CODES).is_file():
+            raise ValueError(
+                f"quantize=file needs the codes of a GGUF file, and {folder} has no {CODES}: name "
+                "the .gguf file as the model, or run `minifer pull` again if this is its model, or "
+                "use quantize=int8 or int4"
+            )
+        named = _with_codes(_weight_files(folder, form), folder / CODES)
+    model, notice = load_quantized(config, dtype, named, mode)
+    return model, config, notice
 
 
 def stored_tensors(
@@ -117,6 +146,11 @@ def save_hf(path: str | Path, model: LoadableModel, config: ModelConfig) -> None
     Raises `ValueError` when the architecture cannot express the configuration.
     """
     folder = Path(path)
+    if any(True for _ in quantized_weights(model)):
+        raise ValueError(
+            "model must have no quantised weights to be saved: its checkpoint holds more than "
+            "codes do; load it with quantize=none"
+        )
     tensors = {
         part.name: model.get_parameter(part.parameter).detach()[part.start : part.stop]
         for part in model.weight_parts()
@@ -198,8 +232,22 @@ def pickled_files(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth"))
 
 
-def _tensors(files: dict[Path, list[str] | None]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the files, mapped, one at a time. Raises `ValueError` for a torn file."""
+def _with_codes(files: dict[Path, list[str] | None], codes: Path) -> NamedWeights:
+    """The weights that are codes, then the tensors of the files that are not."""
+    coded = set()
+    for name, weight in read_codes(codes):
+        coded.add(name)
+        yield name, weight
+    yield from _tensors(files, coded)
+
+
+def _tensors(
+    files: dict[Path, list[str] | None], skip: Container[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the files, mapped, one at a time, but those whose names are in `skip`.
+
+    Raises `ValueError` for a torn file.
+    """
     for file, promised in files.items():
         try:
             with safe_open(file, framework="pt", device="cpu") as shard:
@@ -210,7 +258,8 @@ def _tensors(files: dict[Path, list[str] | None]) -> Iterator[tuple[str, Tensor]
                         f"{file} lacks {absent[0]} and {len(absent) - 1} more tensors that "
                         f"{_INDEX} places there; download both again"
                     )
-            yield from mapped_tensors(file, names if promised is None else promised)
+            wanted = names if promised is None else promised
+            yield from mapped_tensors(file, [name for name in wanted if name not in skip])
         except SafetensorError as error:
             raise ValueError(
                 f"{file} is torn or not a safetensors file ({error}); download it again"

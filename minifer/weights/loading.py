@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from minifer.models.transformer import WeightPart
+from minifer.weights.quantized import QuantizedWeight
 
 HEAD = "lm_head.weight"  # in every format
+NamedWeights = Iterable[tuple[str, Tensor | QuantizedWeight]]
 
 
 class LoadableModel(Protocol):
@@ -30,32 +32,65 @@ class LoadableModel(Protocol):
     def weight_parts(self) -> Iterator[WeightPart]: ...
 
 
+class WeightStore(Protocol):
+    """Where the tensors of a file go."""
+
+    def put(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> None:
+        """Keep the weight of a part; called once a part."""
+        ...
+
+    def holds(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> bool:
+        """Whether the part that was put is this weight."""
+        ...
+
+
+class Copies:
+    """Copies into the parameters of a model, converting to its dtype and device."""
+
+    def __init__(self, model: LoadableModel) -> None:
+        self._model = model
+
+    def _target(self, part: WeightPart) -> Tensor:
+        return self._model.get_parameter(part.parameter)[part.start : part.stop]
+
+    def put(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> None:
+        dense = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+        self._target(part).copy_(dense)
+
+    def holds(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> bool:
+        target = self._target(part)
+        dense = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+        return torch.equal(dense.to(target), target)
+
+
 @torch.no_grad()
-def load_weights(model: LoadableModel, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+def load_weights(
+    model: LoadableModel, named_tensors: NamedWeights, store: WeightStore | None = None
+) -> None:
     """Copy tensors with Hugging Face names into the model, converting to its dtype and device.
 
     One tensor is held at a time (of a tied model the head too). Old files' `rotary_emb.inv_freq`
     is computed here and skipped. A tied model may come with an `lm_head.weight`, as long as it
-    equals the embedding.
+    equals the embedding. store: takes the tensors in place of `Copies(model)`.
 
     Raises `ValueError`: a tensor of the wrong shape or not of floating point; tensors missing,
     unknown or given twice, all of them in one message. The model is then not usable.
     """
+    store = store or Copies(model)
     parts = {part.name: part for part in model.weight_parts()}
+    shapes = {name: _shape(model, part) for name, part in parts.items()}
     seen: set[str] = set()
     twice: list[str] = []
     unknown: list[str] = []
-    head: Tensor | None = None  # of a tied model
+    head: Tensor | QuantizedWeight | None = None  # of a tied model
     for name, tensor in named_tensors:
         if name.endswith("rotary_emb.inv_freq"):
             continue
         if name in seen:
             twice.append(name)
         elif name in parts:
-            part = parts[name]
-            target = model.get_parameter(part.parameter)[part.start : part.stop]
-            _check(name, tensor, target)
-            target.copy_(tensor)
+            _check(name, tensor, shapes[name])
+            store.put(parts[name], tensor)
             seen.add(name)
         elif name == HEAD:
             head = tensor
@@ -71,22 +106,26 @@ def load_weights(model: LoadableModel, named_tensors: Iterable[tuple[str, Tensor
             "Check that the file is complete and belongs to this configuration"
         )
     if head is not None:
-        embedding = model.get_parameter(parts[model.embedding_name].parameter)
-        _check(HEAD, head, embedding)
-        if not torch.equal(head.to(embedding), embedding):
+        _check(HEAD, head, shapes[model.embedding_name])
+        if not store.holds(parts[model.embedding_name], head):
             raise ValueError(
                 f"{HEAD} differs from {model.embedding_name} although config.json ties the two; "
                 "a Llama or Qwen uses both with tie_word_embeddings set to false there"
             )
 
 
-def _check(name: str, tensor: Tensor, target: Tensor) -> None:
-    if tensor.shape != target.shape:
+def _shape(model: LoadableModel, part: WeightPart) -> torch.Size:
+    """Of a part's tensor in a file."""
+    return torch.Size((part.stop - part.start, *model.get_parameter(part.parameter).shape[1:]))
+
+
+def _check(name: str, tensor: Tensor | QuantizedWeight, shape: torch.Size) -> None:
+    if tensor.shape != shape:
         raise ValueError(
-            f"{name} must have the shape {list(target.shape)}, got {list(tensor.shape)}; "
+            f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}; "
             "the weights belong to another configuration"
         )
-    if not tensor.is_floating_point():
+    if isinstance(tensor, Tensor) and not tensor.is_floating_point():
         raise ValueError(
             f"{name} must hold floating-point numbers, got {tensor.dtype}; quantised weights of "
             "this kind are not supported, use the unquantised checkpoint or a GGUF file"

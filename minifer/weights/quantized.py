@@ -8,7 +8,7 @@ what `quantize` makes of any matrix. What multiplies by them is `minifer.executi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ class QuantizedWeight(nn.Module):
     scale: float16 [N, K/group_size] (float32 where float16 cannot hold the numbers).
     zero: as scale, what a code of 0 stands for; None where that is 0 (8 bits).
 
+    packed: what a back end made of them for its kernels, or None.
+
     The tensors are buffers: they are not trained, and `model.to(dtype)` moves them but leaves
     their numbers alone. Raises `ValueError` for tensors that do not fit together.
     """
@@ -36,6 +38,7 @@ class QuantizedWeight(nn.Module):
     codes: Tensor
     scale: Tensor
     zero: Tensor | None
+    packed: tuple[Tensor, ...] | None
 
     def __init__(self, codes: Tensor, scale: Tensor, zero: Tensor | None = None) -> None:
         super().__init__()
@@ -59,6 +62,7 @@ class QuantizedWeight(nn.Module):
             )
         self.group_size = width // scale.shape[1]
         self.shape = torch.Size((codes.shape[0], width))
+        self.packed = None
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
         self.register_buffer("zero", zero)
@@ -67,13 +71,13 @@ class QuantizedWeight(nn.Module):
         """The whole matrix [N, K]; computed in float32, rounded to dtype once."""
         return _dequantize(self.codes, self.scale, self.zero, dtype)
 
-    def rows(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Rows ids [T] → [T, K]: the look-up of an embedding."""
+    def rows(self, ids: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Rows ids [T] (or a slice of T) → [T, K]: the look-up of an embedding."""
         zero = None if self.zero is None else self.zero[ids]
         return _dequantize(self.codes[ids], self.scale[ids], zero, dtype)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
-        """The weight with its rows sliced or reordered: `change` sees codes, scale and zero."""
+        """The weight with its rows reordered or copied: `change` sees codes, scale and zero."""
         zero = None if self.zero is None else change(self.zero)
         return QuantizedWeight(change(self.codes), change(self.scale), zero)
 
@@ -92,6 +96,7 @@ class QuantizedWeight(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeight:
         """Moves with its model, but keeps its numbers: a rounded scale is another weight."""
+        self.packed = None
         for name, tensor in self._buffers.items():
             if tensor is not None:
                 moved = fn(tensor)
@@ -167,6 +172,13 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 def unpack_nibbles(packed: Tensor) -> Tensor:
     """[N, K/2] → uint8 codes [N, K]."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+
+
+def quantized_weights(model: nn.Module) -> Iterator[tuple[str, QuantizedWeight]]:
+    """The matrices of a model that are codes, under the names their parameters had."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedWeight):
+            yield name, module
 
 
 def set_weight(module: nn.Module, weight: QuantizedWeight) -> None:

@@ -10,14 +10,26 @@ from typing import Any
 
 import torch
 
-from minifer.config import DTYPES, ModelConfig
+from minifer.config import DTYPES, QUANTIZE, ModelConfig
 from minifer.models.registry import by_path, format_of_architecture
 from minifer.text.tokenizer import Tokenizer
-from minifer.weights.gguf import GGUFFile, build_from_gguf, config_from_gguf
+from minifer.weights.gguf import (
+    GGUFFile,
+    build_from_gguf,
+    config_from_gguf,
+    hf_codes,
+    hf_tensors,
+)
 from minifer.weights.gguf_tokenizer import tokenizer_from_gguf
-from minifer.weights.hf import load_config, load_generation_defaults, load_hf
+from minifer.weights.hf import (
+    load_config,
+    load_generation_defaults,
+    load_hf,
+    load_hf_quantized,
+)
 from minifer.weights.published import published_elsewhere
 from minifer.weights.pull import PullError, hub_download, pulled_model
+from minifer.weights.quantized_loading import load_quantized
 
 DEFAULT_NAMES = ("default", "smollm2")
 # Names of the models inside the wheel → their folders.
@@ -99,29 +111,56 @@ def read_config(name_or_path: str | Path) -> ModelConfig:
 
 
 def load_model(
-    name_or_path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu"
+    name_or_path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    quantize: str = "none",
 ) -> LoadedModel:
     """Resolve a name and load model, tokenizer and generation defaults.
 
     dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, the checkpoint's on any
-    other device. device: "auto" takes a GPU when there is one. Raises `ValueError`.
+    other device. device: "auto" takes a GPU when there is one. quantize: "none", "file", "int8" or
+    "int4", see `load_quantized`; matrices are codes, on a CPU, and "auto" is bfloat16 for the rest.
+
+    Raises `ValueError`.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if quantize not in QUANTIZE:
+        raise ValueError(f"quantize must be one of {', '.join(QUANTIZE)}, got {quantize!r}")
     device = _usable_device(device)
+    coded = quantize != "none"
+    if coded and device.type != "cpu":
+        raise ValueError(
+            f"quantize={quantize} runs on a CPU only, got device={device}: use device=cpu, or "
+            "quantize=none"
+        )
     if dtype == "auto":
-        wanted = torch.float32 if device.type == "cpu" else None
+        on_cpu = torch.bfloat16 if coded else torch.float32
+        wanted = on_cpu if device.type == "cpu" else None
     else:
         wanted = getattr(torch, dtype)
     resolved = resolve_model(name_or_path)
     defaults: dict[str, Any] = {}
+    notices = [resolved.notice]
     if resolved.path.suffix == ".gguf":
         file = GGUFFile(resolved.path)
         config = config_from_gguf(file)
-        model = build_from_gguf(file, config, wanted, device)
+        if coded:
+            named = (hf_codes if quantize == "file" else hf_tensors)(file, config)
+            model, notice = load_quantized(config, wanted or torch.bfloat16, named, quantize)
+            notices.append(notice)
+        else:
+            model = build_from_gguf(file, config, wanted, device)
         tokenizer = tokenizer_from_gguf(file)
     else:
-        model, config = load_hf(resolved.path, wanted, device)
+        if coded:
+            model, config, notice = load_hf_quantized(
+                resolved.path, quantize, wanted or torch.bfloat16
+            )
+            notices.append(notice)
+        else:
+            model, config = load_hf(resolved.path, wanted, device)
         form = format_of_architecture(config.architecture)
         read = Tokenizer.from_dir if form is None else by_path(form.read_tokenizer)
         tokenizer = read(resolved.path)
@@ -134,7 +173,7 @@ def load_model(
         eos_token_ids=frozenset(end for end in ends if end is not None),
         path=resolved.path,
         generation_defaults=defaults,
-        notice=resolved.notice,
+        notice="; ".join(notice for notice in notices if notice) or None,
     )
 
 

@@ -59,6 +59,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "dtype": ("--dtype bfloat16", "bfloat16"),
     "device": ("--device cpu", "cpu"),
     "backend": ("--backend torch", "torch"),
+    "quantize": ("--quantize int8", "int8"),
     "max_num_seqs": ("--max-num-seqs 5", 5),
     "max_num_batched_tokens": ("--max-num-batched-tokens 33", 33),
     "max_prefill_chunk": ("--max-prefill-chunk 9", 9),

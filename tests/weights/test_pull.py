@@ -24,6 +24,7 @@ FILES = {
     "config.json",
     "generation_config.json",
     "model.safetensors",
+    "quantized.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
 }

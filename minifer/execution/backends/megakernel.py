@@ -126,5 +126,6 @@ def weights_of(model: Transformer) -> Any:
         )
         layers.append(tuple(tensor.detach() for tensor in tensors))
     embedding = model.embed_tokens.weight.detach()
-    head = embedding if model.lm_head is None else model.lm_head.weight.detach()
+    own_head: Any = model.lm_head
+    head = embedding if own_head is None else own_head.weight.detach()
     return Weights(layers, embedding, model.norm.weight.detach(), head)

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from minifer.execution.backend import TorchBackend
+from minifer.execution.backend import TorchBackend, Weight
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
 from minifer.kernels.compat import num_programs_at_once
@@ -41,6 +41,12 @@ class _Part:
     max_context: int
 
 
+def _whole(weight: Weight) -> Tensor:
+    """For the type checker: `make_runner` refuses codes."""
+    assert isinstance(weight, Tensor), weight
+    return weight
+
+
 class TritonBackend(TorchBackend):
     """Every operation of `Backend` as a kernel of `minifer.kernels`.
 
@@ -60,20 +66,20 @@ class TritonBackend(TorchBackend):
         return rms_norm(x, weight, eps, pdl=self._pdl)
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
         # a view only where a gate reads the first channels of wider rows
-        return linear(x.contiguous(), weight, bias, residual, pdl=self._pdl)
+        return linear(x.contiguous(), _whole(weight), bias, residual, pdl=self._pdl)
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+        self, x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> Tensor:
-        return norm_linear(x, norm, eps, weight, bias, pdl=self._pdl)
+        return norm_linear(x, norm, eps, _whole(weight), bias, pdl=self._pdl)
 
     def norm_gate_up(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+        self, x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> Tensor:
-        return gated(x, norm, eps, weight, bias, pdl=self._pdl)
+        return gated(x, norm, eps, _whole(weight), bias, pdl=self._pdl)
 
     def inject(self, h: Tensor, decay: Tensor, term: Tensor) -> Tensor:
         return inject(h, decay, term, pdl=self._pdl)
