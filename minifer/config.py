@@ -28,6 +28,8 @@ POLICIES = ("fcfs", "priority", "lpm")
 PREFIX_INDEXES = ("hash", "radix")
 KV_WRITE_POLICIES = ("through", "second_touch")
 KV_LOAD_POLICIES = ("auto", "always")
+SPECULATIVE_METHODS = ("none", "ngram", "draft", "loops")
+SPECULATIVE_ACCEPTANCE = ("same_noise", "rejection")
 GUARD_ACTIONS = ("report", "stop", "off")
 
 
@@ -151,6 +153,14 @@ class EngineConfig:
     # Sampling (stage 4)
     seed: int | None = 0  # of requests that bring none; None draws one from the system
     float32_logits: bool = False  # run the LM head in float32 (bf16 flips close greedy picks)
+    # Speculation (stages 3 and 4): guess tokens, let one pass judge them. Replies stay the same.
+    speculative_method: str = "none"  # ngram: look back; draft: a second model; loops: fewer loops
+    num_speculative_tokens: int = 4  # drafts a request may have in one step
+    prompt_lookup_min: int = 2  # ngram: a guess needs as many last tokens that occurred before …
+    prompt_lookup_max: int = 4  # … and looks for as many at first
+    speculative_model: PathLike[str] | str | None = None  # draft: same vocabulary, cheaper
+    speculative_num_loops: int | None = None  # loops: iterations of a draft; None: a quarter
+    speculative_acceptance: str = "same_noise"  # rejection: the papers' rule for temperatures > 0
     # Loop models: how often the core runs, and what it remembers
     max_num_loops: int | None = None  # what a request may ask for; None: the model's mean depth
     loop_kv_policy: str = "full"  # which iterations keep KV: full, terminal, cyclic-M, first-M
@@ -162,7 +172,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         positive = ["max_num_seqs", "max_num_batched_tokens", "block_size", "kv_disk_bytes"]
-        optional = ["max_prefill_chunk", "max_model_len", "priority_ageing_steps"]
+        positive += ["num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"]
+        optional = [
+            "speculative_num_loops",
+            "max_prefill_chunk",
+            "max_model_len",
+            "priority_ageing_steps",
+        ]
         optional += ["num_kv_blocks", "kv_cache_bytes", "kv_dram_bytes", "max_num_loops"]
         for name in positive + optional:
             value = getattr(self, name)
@@ -195,6 +211,8 @@ class EngineConfig:
             ("prefix_index", PREFIX_INDEXES),
             ("kv_write_policy", KV_WRITE_POLICIES),
             ("kv_load_policy", KV_LOAD_POLICIES),
+            ("speculative_method", SPECULATIVE_METHODS),
+            ("speculative_acceptance", SPECULATIVE_ACCEPTANCE),
             ("guards", GUARD_ACTIONS),
             ("loop_batching", tuple(LOOP_BATCHING)),
         ):
@@ -216,6 +234,37 @@ class EngineConfig:
             raise ValueError(
                 f"loop_kv_policy={self.loop_kv_policy} needs enable_prefix_caching=False: its KV "
                 "is overwritten, so a prefix found is not a prefix computed"
+            )
+        self._check_speculation()
+
+    def _check_speculation(self) -> None:
+        method = self.speculative_method
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min must be at most prompt_lookup_max ({self.prompt_lookup_max}), "
+                f"got {self.prompt_lookup_min}"
+            )
+        for name, needed in (("speculative_model", "draft"), ("speculative_num_loops", "loops")):
+            value = getattr(self, name)
+            if value is not None and method != needed:
+                raise ValueError(
+                    f'{name} needs speculative_method="{needed}", got {value!r} with "{method}"'
+                )
+        model = self.speculative_model
+        if method == "draft" and (not isinstance(model, (str, PathLike)) or not str(model)):
+            raise ValueError(
+                'speculative_method="draft" needs speculative_model, a name or a path, '
+                f"got {model!r}"
+            )
+        if method == "draft" and self.has_kv_tiers:
+            raise ValueError(
+                'speculative_method="draft" keeps KV of its own, which kv_dram_bytes and '
+                "kv_disk_path do not store: switch one of them off"
+            )
+        if method != "none" and LoopKVPolicy(self.loop_kv_policy).overwrites:
+            raise ValueError(
+                f'speculative_method must be "none" with loop_kv_policy={self.loop_kv_policy}, '
+                f'which wants generated tokens one by one, got "{method}"'
             )
 
     @property

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from minifer.config import EngineConfig, with_engine_loops
+from minifer.assembly import parts_of
+from minifer.config import EngineConfig
 from minifer.events import EventBus, EventSink, StepTimer
 from minifer.exclusive import one_at_a_time
-from minifer.execution.fingerprint import kv_namespace
 from minifer.execution.grammar import GrammarCompiler
-from minifer.execution.runner import Runner, make_runner, num_kv_blocks, prepare_backend
+from minifer.execution.runner import Runner, prepare_backend
 from minifer.execution.sampler import NON_FINITE, Sampled, Sampler, SampleRow, prompt_logprobs
+from minifer.execution.speculation.proposer import Proposer, SpeculationStats, make_proposer
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
 from minifer.kv.shadow import ShadowKV
 from minifer.kv.step_input import StepInput
-from minifer.kv.tiers.opening import open_tiers
 from minifer.kv.tiers.tiers import KVTiers
 from minifer.outputs import RequestGroup, RequestOutput
 from minifer.postprocessing.hooks import TokenHook, check_hooks
@@ -28,7 +28,7 @@ from minifer.postprocessing.postprocessor import Postprocessor
 from minifer.request import MAX_SEED, Request, RequestStatus, SamplingParams
 from minifer.sampling_params import as_params, is_text
 from minifer.scheduling.admission import Limits, admit, derive_seed
-from minifer.scheduling.plan import SchedulePlan
+from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
 from minifer.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ class Engine:
 
     runner: computes logits. limits: what admission checks. tokenizer: None for token ids only.
     default_params: of requests that bring none (a model's `generation_config.json`).
-    tiers: KV below the device, which must be given where the configuration asks for it. sinks:
-    receive every event. clock: seconds, for metrics and events.
+    tiers: KV below the device, which must be given where the configuration asks for it. proposer:
+    who drafts, instead of the one that the configuration names. sinks: receive every event. clock:
+    seconds, for metrics and events.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Engine:
         eos_token_ids: Iterable[int] = (),
         default_params: SamplingParams | None = None,
         tiers: KVTiers | None = None,
+        proposer: Proposer | None = None,
         sinks: Sequence[EventSink] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -94,9 +96,11 @@ class Engine:
             debug=config.debug,
         )
         self.shadow = ShadowKV(config.block_size) if config.debug else None
-        self.scheduler = Scheduler(config, self.kv, self.events)
+        self.proposer = make_proposer(config) if proposer is None else proposer
+        self.speculation_stats = SpeculationStats()
+        self.scheduler = Scheduler(config, self.kv, self.events, self.proposer)
         self.runner = runner
-        self.sampler = Sampler()
+        self.sampler = Sampler(rejection=config.speculative_acceptance == "rejection")
         self.grammars = GrammarCompiler(tokenizer, limits.vocab_size)
         decode = tokenizer.decode if tokenizer is not None else None
         self.postprocessor = Postprocessor(decode, self.events, config.guards)
@@ -133,35 +137,7 @@ class Engine:
     @classmethod
     def from_loaded(cls, loaded: Any, config: EngineConfig, **parts: Any) -> Engine:
         """Build an engine around a `LoadedModel`."""
-        model_config = with_engine_loops(loaded.config, config)
-        parameter = next(loaded.model.parameters())
-        known = model_config.max_position_embeddings
-        if (config.max_model_len or 0) > known:
-            raise ValueError(
-                f"max_model_len must be at most {known} for this model, got {config.max_model_len}"
-            )
-        blocks = num_kv_blocks(model_config, config, parameter.dtype, str(parameter.device))
-        limits = Limits(
-            vocab_size=model_config.vocab_size,
-            max_model_len=config.max_model_len or known,
-            kv_capacity=blocks * config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            loop=model_config.loop,
-        )
-        runner = make_runner(loaded.model, model_config, config, blocks)
-        disk = config.kv_disk_path is not None
-        namespace = kv_namespace(loaded.model, model_config) if disk else ()
-        return cls(
-            config,
-            runner,
-            limits,
-            tiers=open_tiers(config, runner.kv, namespace),
-            tokenizer=loaded.tokenizer,
-            eos_token_ids=loaded.eos_token_ids,
-            default_params=SamplingParams(**loaded.generation_defaults),
-            **parts,
-        )
+        return cls(config, **(parts_of(loaded, config) | parts))
 
     # -- requests
 
@@ -304,6 +280,9 @@ class Engine:
         try:
             batch = self.kv.prepare(plan)  # 2  slot of every token
             timer.lap("step.prepared", "kv")
+            if self.proposer is not None:
+                self.proposer.propose(batch)  # guesses, which the same pass will judge
+                timer.lap("step.drafted", "decode")
             if self.shadow is not None:
                 self.shadow.follow(plan, batch)
             logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
@@ -324,12 +303,17 @@ class Engine:
         return self._hand_out()
 
     def _sample_rows(self, batch: StepInput) -> list[SampleRow]:
-        """One draw for each request that has caught up; n draws from one row before a fork."""
-        return [
-            SampleRow(row, entry.request, (entry.request.seed + i) % MAX_SEED)
-            for entry, row in batch.sampled
-            for i in range(1 + entry.request.forks_pending)
-        ]
+        """One draw for each request that has caught up, and one after each of its drafts; n draws
+        from one row before a fork."""
+        rows: list[SampleRow] = []
+        for entry, row in batch.sampled:
+            request, forks = entry.request, entry.request.forks_pending
+            rows += [
+                SampleRow(row, request, (request.seed + i) % MAX_SEED) for i in range(1 + forks)
+            ]
+            drafts = range(1, 1 + entry.num_draft)
+            rows += [SampleRow(row + i, request, request.seed, i) for i in drafts]
+        return rows
 
     def _score_prompts(self, batch: StepInput, logits: Any) -> None:
         for entry, position, rows in batch.prompt_rows:
@@ -351,13 +335,26 @@ class Engine:
         for entry, _ in batch.sampled:
             self._replying = request = entry.request
             for sequence in [request, *self._fork_pending(request)]:
-                sampled = next(queue)
-                if sampled.error in NON_FINITE:
-                    self.kv.withdraw(sequence)
-                if self.postprocessor.accept(sequence, sampled):
-                    self.scheduler.finish(sequence)
+                self._accept(entry, sequence, [next(queue) for _ in range(1 + entry.num_draft)])
         self._replying = None
         self._report(touched.values())
+
+    def _accept(self, entry: ScheduledRequest, sequence: Request, tokens: list[Sampled]) -> None:
+        """The token after the newest one; while it is what was drafted there, the next one too."""
+        drafts, num_right = sequence.draft_token_ids, 0
+        for place, sampled in enumerate(tokens):
+            if sampled.error in NON_FINITE:
+                self.kv.withdraw(sequence)
+            ended = self.postprocessor.accept(sequence, sampled)
+            right = sampled.token_id in drafts[place : place + 1]
+            num_right += right
+            if ended or not right:
+                break
+        if drafts and sampled.error is None:
+            self.speculation_stats.count(len(drafts), num_right)
+            self.scheduler.keep_drafts(entry, num_right)
+        if ended:
+            self.scheduler.finish(sequence)
 
     def _fork_pending(self, request: Request) -> list[Request]:
         """The prompt is computed: make the other n − 1 sequences, on the same blocks."""

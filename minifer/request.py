@@ -14,6 +14,8 @@ from minifer.loops import LoopKVPolicy
 from minifer.sampling_params import MAX_SEED, OutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from minifer.execution.grammar import GrammarState
     from minifer.execution.loops.state import SuspendedLoops
     from minifer.kv.prefix_key import PrefixKey
@@ -71,6 +73,9 @@ class Request:
     # written by execution, for loop models
     suspended: SuspendedLoops | None = None  # tokens between two of their iterations
     loops_run: dict[int, int] = field(default_factory=dict)  # position → iterations its logits took
+    # written by speculation: tokens that may follow, until a step has judged them
+    draft_token_ids: list[int] = field(default_factory=list)
+    draft_probs: Tensor | None = None  # [drafts, V], what each was drawn from; None: just guessed
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -95,7 +100,22 @@ class Request:
             grammar=None if self.grammar is None else self.grammar.copy(),
             suspended=None,
             loops_run=dict(self.loops_run),
+            draft_token_ids=[],
+            draft_probs=None,
         )
+
+    def with_drafts(self, count: int) -> Request:
+        """This request as it would be had its first `count` drafts been accepted, for the rules
+        that look at its tokens. A draft that the grammar does not allow ends its grammar: its own
+        row of logits has no such token, so none after it is looked at."""
+        if count == 0:
+            return self
+        drafts = self.draft_token_ids[:count]
+        grammar = None if self.grammar is None else self.grammar.after(drafts)
+        return replace(self, token_ids=self.token_ids + drafts, grammar=grammar)
+
+    def drop_drafts(self) -> None:
+        self.draft_token_ids, self.draft_probs = [], None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -108,6 +128,12 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def num_tokens_left(self) -> int:
+        """How many more tokens it can get before its length ends it."""
+        left, most = self.max_total_tokens - self.num_tokens, self.params.max_tokens
+        return left if most is None else min(left, most - self.num_output_tokens)
 
     @property
     def output_token_ids(self) -> list[int]:

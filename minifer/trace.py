@@ -28,6 +28,7 @@ _STEPS = 0  # thread id of the engine's only track
 _STAGE_NAMES = {
     "step.scheduled": "1 scheduling",
     "step.prepared": "2 KV",
+    "step.drafted": "4 drafting",
     "step.forward": "3, 4 forward",
     "step.sampled": "4 sampling",
     "step.postprocessed": "5 postprocessing",

@@ -51,9 +51,9 @@ def test_lines_of_code_skips_what_is_not_code(tmp_path):
     assert lines_of_code(file) == 5
 
 
-def test_the_engine_core_fits_in_four_thousand_lines():
+def test_the_engine_core_fits_in_four_and_a_half_thousand_lines():
     """What a token passes, without the tiers and guards beside its way."""
-    assert sum(lines_of_code(ROOT / "minifer" / part) for part in CORE) <= 4000
+    assert sum(lines_of_code(ROOT / "minifer" / part) for part in CORE) <= 4500
 
 
 def test_every_module_can_be_read_in_one_sitting():

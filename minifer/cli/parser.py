@@ -22,6 +22,8 @@ from minifer.config import (
     POLICIES,
     PREFIX_INDEXES,
     QUANTIZE,
+    SPECULATIVE_ACCEPTANCE,
+    SPECULATIVE_METHODS,
     EngineConfig,
 )
 from minifer.loops import LOOP_BATCHING
@@ -107,6 +109,22 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "kv_load_policy": ("", "auto: load a block where that beats computing it; always: load it"),
     "kv_load_timeout": ("S", "seconds a request waits for its blocks from disk"),
     "float32_logits": ("", "compute logits in float32 with a smaller dtype"),
+    "speculative_method": (
+        "",
+        "guess the next tokens and let one pass judge them: from what was written before (ngram), "
+        "by a second model (draft), or by a loop model's first loops (loops); replies stay the "
+        "same",
+    ),
+    "num_speculative_tokens": ("N", "tokens guessed at a time"),
+    "prompt_lookup_min": ("N", "ngram: so many last tokens must have occurred before"),
+    "prompt_lookup_max": ("N", "ngram: look for so many of them first"),
+    "speculative_model": ("NAME", "draft: the second model; it needs the same vocabulary"),
+    "speculative_num_loops": ("N", "loops: iterations of a guess; none: a quarter"),
+    "speculative_acceptance": (
+        "",
+        "above temperature 0: same_noise keeps each reply as it would be, rejection only the "
+        "distribution of replies",
+    ),
     "max_num_loops": (
         "N",
         "loop models: what a request may ask for, and KV is kept for; none: the mean",
@@ -131,6 +149,8 @@ _CHOICES = {
     "prefix_index": PREFIX_INDEXES,
     "kv_write_policy": KV_WRITE_POLICIES,
     "kv_load_policy": KV_LOAD_POLICIES,
+    "speculative_method": SPECULATIVE_METHODS,
+    "speculative_acceptance": SPECULATIVE_ACCEPTANCE,
     "guards": GUARD_ACTIONS,
     "loop_batching": tuple(LOOP_BATCHING),
 }

@@ -160,6 +160,7 @@ SENTENCES: dict[str, Callable[[Moment], str]] = {
     "step.prepared": lambda m: (
         f"every token of the step gets its slot; ours is slot {m.slot}, in {m.where}."
     ),
+    "step.drafted": lambda m: "the next tokens are guessed; the step will judge them.",
     "step.forward": _forward,
     "step.sampled": lambda m: "a token is drawn for every request that has caught up.",
     "step.postprocessed": lambda m: f"step {m.event.step} ends.",
@@ -176,6 +177,10 @@ SENTENCES: dict[str, Callable[[Moment], str]] = {
     "kv.block_evicted": _evicted,
     "kv.block_freed": _freed,
     "kv.block_stored": lambda m: f"{_several(m.data('blocks'), 'block')} are copied to a tier.",
+    "draft.judged": lambda m: (
+        f"{m.data('num_accepted')} of {_several(len(m.data('token_ids')), 'draft')} of {m.who} "
+        "are what the model would have written."
+    ),
     "token.sampled": lambda m: (
         f"the sampler draws token {m.data('token_id')} for position {m.position} of {m.who}."
     ),

@@ -125,6 +125,15 @@ class GrammarState:
         self._matcher.consume_token(token_id)
         self._look_ahead()
 
+    def after(self, token_ids: Iterable[int]) -> GrammarState | None:
+        """A copy that has moved on by these tokens; None where one of them is not allowed."""
+        new = self.copy()
+        for token in token_ids:
+            if not new.mask()[token]:
+                return None
+            new.accept(token)
+        return new
+
     def mask(self, end_token_ids: Iterable[int] = ()) -> Tensor:
         """bool [V], True where a token is allowed; end_token_ids are where the reply may end."""
         bits = np.frombuffer(self._bits, dtype=np.uint8)

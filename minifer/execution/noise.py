@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 WORD = 0xFFFFFFFF
+# What a number is for: the third word of the counter, so that none is used for two things.
+DRAW, ACCEPT, REPLACE = 0, 1, 2
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -53,13 +55,25 @@ def vocabulary_noise(
     output_indices: Sequence[int],
     vocab_size: int,
     device: torch.device | str = "cpu",
+    purpose: int = DRAW,
 ) -> Tensor:
     """`token_noise` of every token of the vocabulary, float32 [M, V], at a quarter of the work."""
     blocks = torch.arange((vocab_size + 3) // 4, device=device)[None]
-    return exponential(_words(seeds, output_indices, blocks).flatten(1)[:, :vocab_size])
+    words = _words(seeds, output_indices, blocks, purpose)
+    return exponential(words.flatten(1)[:, :vocab_size])
 
 
-def _words(seeds: Sequence[int], output_indices: Sequence[int], blocks: Tensor) -> Tensor:
+def chance(
+    seeds: Sequence[int], output_indices: Sequence[int], device: torch.device | str = "cpu"
+) -> Tensor:
+    """One uniform number in (0, 1) a draw, float32 [M]: is its draft accepted?"""
+    blocks = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    return uniform(_words(seeds, output_indices, blocks, ACCEPT)[:, 0, 0])
+
+
+def _words(
+    seeds: Sequence[int], output_indices: Sequence[int], blocks: Tensor, purpose: int = DRAW
+) -> Tensor:
     """The four random words, int64 [M, n, 4], of each counter block [M or 1, n]."""
     columns = [
         (seed & WORD, seed >> 32 & WORD, index)
@@ -67,7 +81,7 @@ def _words(seeds: Sequence[int], output_indices: Sequence[int], blocks: Tensor) 
     ]
     low, high, index = torch.tensor(columns, device=blocks.device).T[..., None]
     zero = torch.zeros_like(low)
-    return torch.stack(philox((blocks, index, zero, zero), (low, high)), dim=-1)
+    return torch.stack(philox((blocks, index, zero + purpose, zero), (low, high)), dim=-1)
 
 
 def exponential(words: Tensor) -> Tensor:
@@ -76,5 +90,9 @@ def exponential(words: Tensor) -> Tensor:
     The race is won by small values, so they get the fine end of the float: the smallest is
     2**-33. A float32 cannot tell the largest words from 2**32; they are held below it.
     """
-    uniform = (words.float() + 0.5) * 2.0**-32
-    return -torch.log1p(-uniform.clamp(max=1 - 2.0**-24))
+    return -torch.log1p(-uniform(words))
+
+
+def uniform(words: Tensor) -> Tensor:
+    """Random 32-bit words → numbers in (0, 1), float32."""
+    return ((words.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)

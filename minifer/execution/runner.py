@@ -56,22 +56,29 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:
-        """Copy what copy-on-write asks for, load, write this step's KV, attend, project to logits.
-
-        Loads come after the copies: a block may be copied from, given up and loaded into, all in
-        one plan.
-        """
-        self.kv.copy_blocks(step.block_copies)
-        self.kv.poison(step.block_poison)
-        started = time.perf_counter()
-        self.kv.write_blocks(step.block_loads)
-        step.load_seconds = time.perf_counter() - started
+        """Move blocks, write this step's KV, attend, project to logits."""
+        self.move_blocks(step)
         on_gpu = self.device.type == "cuda"
         with torch.cuda.device(self.device) if on_gpu else nullcontext():
             logits = self._logits(step)  # kernels are launched on the current GPU
         if self._debug:
             self.kv.check_guard_bands()
         return logits
+
+    def move_blocks(self, step: StepInput) -> None:
+        """What happens to whole blocks before a step writes into them; twice is once.
+
+        Loads come after the copies: a block may be copied from, given up and loaded into, all in
+        one plan.
+        """
+        if step.blocks_moved:
+            return
+        step.blocks_moved = True
+        self.kv.copy_blocks(step.block_copies)
+        self.kv.poison(step.block_poison)
+        started = time.perf_counter()
+        self.kv.write_blocks(step.block_loads)
+        step.load_seconds = time.perf_counter() - started
 
     def _logits(self, step: StepInput) -> Tensor:
         """The model itself; all blocks are where they should be."""
@@ -131,18 +138,27 @@ def make_runner(
 
 
 def num_kv_blocks(
-    config: ModelConfig, engine: EngineConfig, dtype: torch.dtype, device: str
+    config: ModelConfig,
+    engine: EngineConfig,
+    dtype: torch.dtype,
+    device: str,
+    draft: ModelConfig | None = None,
 ) -> int:
     """How many blocks the pool gets.
 
     `num_kv_blocks` if set, else what fits into `kv_cache_bytes` (default: min(1 GiB, 40 % of free
     memory) on a CPU, 90 % of free memory on a GPU), but never more than `max_num_seqs` requests
-    of the model's full length could fill. Raises `ValueError` when not one block fits.
+    of the model's full length could fill. A block holds a draft model's KV too. Raises
+    `ValueError` when not one block fits.
     """
     if engine.num_kv_blocks is not None:
         return engine.num_kv_blocks
-    per_block = KVStorage.bytes_per_block(
-        config.num_kv_slots, engine.block_size, config.num_kv_heads, config.head_dim, dtype
+    per_block = sum(
+        KVStorage.bytes_per_block(
+            model.num_kv_slots, engine.block_size, model.num_kv_heads, model.head_dim, dtype
+        )
+        for model in (config, draft)
+        if model is not None
     )
     budget = engine.kv_cache_bytes
     if budget is None:

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minifer.execution.logits_rules import apply_rules, has_rules
 from minifer.execution.logprobs import exact_topk, prompt_logprobs, token_logprobs
-from minifer.execution.noise import token_noise, vocabulary_noise
+from minifer.execution.noise import REPLACE, chance, token_noise, vocabulary_noise
+from minifer.execution.speculation.rejection import judge
 from minifer.outputs import TokenLogprobs
 from minifer.request import Request, SamplingParams
 
@@ -39,12 +41,24 @@ class SampleRow:
     """One draw: which row of the logits, for whom, with which noise.
 
     seed: 64 bits; n sequences that fork from one prompt read one row and differ in it only.
-    The draw's output index is `request.num_output_tokens`.
+    num_drafts: how many of the request's drafts the row has seen, all of them taken for accepted.
     """
 
     logits_row: int
     request: Request
     seed: int
+    num_drafts: int = 0
+
+    @property
+    def output_index(self) -> int:
+        """Of the draw: which output token it is for."""
+        return self.request.num_output_tokens + self.num_drafts
+
+    @property
+    def draft(self) -> int | None:
+        """The token that was drafted for this place."""
+        drafts = self.request.draft_token_ids
+        return drafts[self.num_drafts] if self.num_drafts < len(drafts) else None
 
 
 @dataclass(frozen=True)
@@ -83,11 +97,16 @@ class Sampler:
 
     A row whose logits hold NaN or +inf, or whose tokens are all masked, fails alone.
 
+    A row with a draft is drawn as any other, and the draft is right if it is the token drawn.
+    With rejection=True its draw follows the rule of `speculation/rejection.py` instead, and again
+    the draft is right if it is the token drawn.
+
     nucleus_width: how many of the likeliest tokens top-p looks at before it sorts them all.
     """
 
-    def __init__(self, nucleus_width: int = 1024) -> None:
+    def __init__(self, nucleus_width: int = 1024, rejection: bool = False) -> None:
         self.nucleus_width = nucleus_width
+        self.rejection = rejection
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
@@ -102,11 +121,15 @@ class Sampler:
         asked = [i for i, row in enumerate(rows) if row.request.params.logprobs is not None]
         raw = scores[asked]
         for i in ruled:
-            apply_rules(scores[i], rows[i].request)
+            apply_rules(scores[i], rows[i].request.with_drafts(rows[i].num_drafts))
 
         tokens = first_argmax(scores)
         best = scores.gather(-1, tokens[:, None])[:, 0]
         drawn = [i for i, row in enumerate(rows) if not row.request.params.is_greedy]
+        judged = [i for i in drawn if self.rejection and rows[i].draft is not None]
+        if judged:
+            tokens[judged] = self._judge(scores[judged], best[judged], [rows[i] for i in judged])
+            drawn = sorted(set(drawn) - set(judged))
         if drawn:
             tokens[drawn] = self._draw(scores[drawn], best[drawn], [rows[i] for i in drawn])
 
@@ -144,6 +167,37 @@ class Sampler:
                 noise = vocabulary_noise(*_draw_keys(rows, cut), V, x.device).gather(-1, ids)
             tokens[cut] = ids.gather(-1, (values - noise.log()).argmax(-1, keepdim=True))[:, 0]
         return tokens
+
+    @torch.inference_mode()
+    def probabilities(self, logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+        """What tokens are drawn from after steps 2 to 11: float32 [rows, V]."""
+        scores = logits[[row.logits_row for row in rows]].float()
+        for i, row in enumerate(rows):
+            if has_rules(row.request):
+                apply_rules(scores[i], row.request.with_drafts(row.num_drafts))
+        return self._probabilities(scores, scores.amax(-1), [row.request.params for row in rows])
+
+    def _probabilities(
+        self, scores: Tensor, best: Tensor, params: Sequence[SamplingParams]
+    ) -> Tensor:
+        x = scaled_logits(scores, best, params)
+        cut = [i for i, p in enumerate(params) if 0 < p.top_k < x.shape[1] or p.top_p < 1]
+        if cut:
+            values, ids = survivors(x[cut], [params[i] for i in cut], self.nucleus_width)
+            x[cut] = torch.full_like(x[cut], -math.inf).scatter(-1, ids, values)
+        return x.softmax(-1)
+
+    def _judge(self, scores: Tensor, best: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+        """Drafts, accepted or replaced: scores [M, V] → token ids [M]."""
+        p = self._probabilities(scores, best, [row.request.params for row in rows])
+        drafts = [row.draft for row in rows if row.draft is not None]
+        q = F.one_hot(torch.tensor(drafts, device=p.device), p.shape[1]).float()
+        for i, row in enumerate(rows):
+            if row.request.draft_probs is not None:
+                q[i] = row.request.draft_probs[row.num_drafts]
+        keys = _draw_keys(rows, range(len(rows)))
+        noise = vocabulary_noise(*keys, p.shape[1], p.device, REPLACE)
+        return judge(p, q, drafts, chance(*keys, p.device), noise)
 
 
 def first_argmax(scores: Tensor) -> Tensor:
@@ -200,7 +254,7 @@ def survivors(
 def _draw_keys(rows: Sequence[SampleRow], members: Sequence[int]) -> tuple[list[int], list[int]]:
     """Seeds and output indices of some rows."""
     chosen = [rows[i] for i in members]
-    return [row.seed for row in chosen], [row.request.num_output_tokens for row in chosen]
+    return [row.seed for row in chosen], [row.output_index for row in chosen]
 
 
 def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

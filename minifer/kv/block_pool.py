@@ -80,8 +80,13 @@ class BlockPool:
                 del self.free_queue[block_id]
             block.ref_count += 1
 
-    def release(self, block_ids: Iterable[int], request_id: str | None = None) -> None:
-        """One table fewer holds these blocks; unused ones join the free queue in this order."""
+    def release(
+        self, block_ids: Iterable[int], request_id: str | None = None, reuse_first: bool = False
+    ) -> None:
+        """One table fewer holds these blocks; unused ones join the free queue in this order.
+
+        reuse_first: at its front, for blocks that hold nothing.
+        """
         freed = []
         for block_id in block_ids:
             block = self.blocks[block_id]
@@ -90,6 +95,8 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self.free_queue[block_id] = None
+                if reuse_first:
+                    self.free_queue.move_to_end(block_id, last=False)
                 freed.append(block_id)
         self._lose(freed)
         if self._events and freed:

@@ -32,7 +32,7 @@ from minifer.kv.tiers.tiers import KVTiers, TierHit
 from minifer.request import Request
 
 if TYPE_CHECKING:
-    from minifer.scheduling.plan import SchedulePlan
+    from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
 
 
 @dataclass
@@ -187,6 +187,30 @@ class KVCacheManager:
         if request.num_loops is None:
             done.published = self._publish(request, request.num_computed_tokens + num_new)
         return done
+
+    def allocate_drafts(self, entry: ScheduledRequest, count: int) -> None:
+        """Make room behind what `allocate` gave for `count` drafts, and add them to the entry.
+
+        Nothing of them is published. `can_allocate` of all its tokens must hold.
+        """
+        request = entry.request
+        entry.add_drafts(count)
+        needed = self._blocks_needed(request, entry.num_new, ())
+        request.block_table += self.pool.allocate(needed, request.request_id)
+
+    def roll_back(self, request: Request, allocation: Allocation) -> None:
+        """After the drafts have been judged: publish what the accepted ones filled, give back the
+        blocks that hold nothing else than rejected ones.
+
+        What those left in the last block is overwritten before it is read, as any slot is. The
+        blocks go to the front of the queue: nothing can be found in them, so they are used again
+        before anything is evicted.
+        """
+        allocation.published += self._publish(request, request.num_computed_tokens)
+        kept = -(-request.num_computed_tokens // self.block_size)
+        empty = request.block_table[kept:]
+        del request.block_table[kept:]
+        self.pool.release(reversed(empty), request.request_id, reuse_first=True)
 
     def publish_computed(self, request: Request, allocation: Allocation) -> None:
         """After a step: offer the full blocks of a loop model's request, not before every

@@ -64,10 +64,11 @@ class ShadowKV:
 
     def _write(self, entry: ScheduledRequest, step: StepInput, rows: range) -> None:
         request, chain = entry.request, self._chain(entry.request)
+        tokens = request.token_ids[: entry.end] + request.draft_token_ids
         if len(rows) != entry.num_new:
             raise DebugError(f"{request} computes {entry.num_new} tokens, {len(rows)} are laid out")
         for row, position in zip(rows, range(entry.start, entry.end), strict=True):
-            token, said = request.token_ids[position], step.token_ids[row]
+            token, said = tokens[position], step.token_ids[row]
             if (said, step.positions[row]) != (token, position):
                 raise DebugError(
                     f"{request} is to compute token {token} at position {position}, the batch has "
@@ -99,9 +100,13 @@ class ShadowKV:
             self._tags[slot] = tag
 
     def _chain(self, request: Request) -> list[int]:
-        """The tags of all tokens of a request so far."""
+        """The tags of all tokens of a request so far, and of its drafts."""
         chain = self._chains.setdefault(request, [])
         _extend(chain, request.token_ids, extra_keys(request))
+        if not request.draft_token_ids:
+            return chain
+        chain = list(chain)  # a draft may be dropped
+        _extend(chain, request.token_ids + request.draft_token_ids, extra_keys(request))
         return chain
 
 

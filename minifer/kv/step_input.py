@@ -25,13 +25,15 @@ class StepInput:
     """Arguments of `ForwardBatch.build`, and who reads which logits.
 
     logits_rows: token rows that go through the head, in the order of the logits tensor.
-    sampled: (scheduled request, its row of the logits) for whoever gets a token this step.
+    sampled: (scheduled request, its row of the logits) for whoever gets a token this step; the
+    rows of its drafts, if it has any, follow that one.
     prompt_rows: (scheduled request, first position, rows of the logits) for log-probabilities of
     the prompt: the row of position p scores the token at p + 1.
     block_copies: (source, destination) blocks of copy-on-write, made before anything is written.
     block_poison: in debug mode, blocks that hold nothing any more; not those just copied to.
     block_loads: (block, what a tier has for it), written after these two and before the model
     runs; load_seconds: how long that took, filled in by the runner.
+    blocks_moved: have copies, poison and loads been carried out? The runner says so.
     scheduled: the plan's entries, one for each of `seq_lens`.
     work: what the runner of a loop model counted, for whoever watches.
     """
@@ -48,6 +50,7 @@ class StepInput:
     block_poison: list[int] = field(default_factory=list)
     block_loads: list[tuple[int, StoredBlock]] = field(default_factory=list)
     load_seconds: float = 0.0
+    blocks_moved: bool = False
     logits_rows: list[int] = field(default_factory=list)
     sampled: list[tuple[ScheduledRequest, int]] = field(default_factory=list)
     prompt_rows: list[tuple[ScheduledRequest, int, range]] = field(default_factory=list)
@@ -79,7 +82,7 @@ def prepare(plan: SchedulePlan, block_size: int) -> StepInput:
     for entry in plan.scheduled:
         request, table = entry.request, entry.request.block_table
         first_row = len(step.token_ids)
-        step.token_ids += request.token_ids[entry.start : entry.end]
+        step.token_ids += request.token_ids[entry.start : entry.end] + request.draft_token_ids
         step.positions += range(entry.start, entry.end)
         step.slot_mapping += [
             table[p // block_size] * block_size + p % block_size
@@ -107,4 +110,5 @@ def _select_rows(step: StepInput, entry: ScheduledRequest, first_row: int) -> No
             rows += range(first_row + start - entry.start, first_row + end - entry.start)
     if entry.is_last_chunk:
         step.sampled.append((entry, len(rows)))
-        rows.append(first_row + entry.num_new - 1)
+        end = first_row + entry.num_new
+        rows += range(end - 1 - entry.num_draft, end)

@@ -12,6 +12,7 @@ from minifer.request import Request
 class ScheduledRequest:
     """One request's share of a step: its tokens [start, start + num_new).
 
+    num_draft: how many of them, at the end, are drafts: tokens that may follow the newest one.
     is_last_chunk: the step computes the request's newest token, so a next one is sampled.
     completed: False when a loop model has not taken them through all iterations yet; the runner
     says so, and the next step goes on with them.
@@ -22,10 +23,17 @@ class ScheduledRequest:
     num_new: int
     allocation: Allocation
     completed: bool = True
+    num_draft: int = field(init=False)
     is_last_chunk: bool = field(init=False)  # said now: the step will make the request longer
 
     def __post_init__(self) -> None:
-        self.is_last_chunk = self.end == self.request.num_tokens
+        self.num_draft = len(self.request.draft_token_ids)  # of a step that was suspended
+        self.is_last_chunk = self.end - self.num_draft == self.request.num_tokens
+
+    def add_drafts(self, count: int) -> None:
+        """Compute `count` drafts behind the newest token."""
+        self.num_draft += count
+        self.num_new += count
 
     @property
     def end(self) -> int:
@@ -33,9 +41,10 @@ class ScheduledRequest:
 
     @property
     def is_decode(self) -> bool:
-        """Does it compute one generated token, the newest? Everything else is prefill."""
+        """Does it compute one generated token, the newest, and drafts? Everything else is
+        prefill."""
         generated = self.start >= self.request.num_prompt_tokens
-        return generated and self.num_new == 1 and self.is_last_chunk
+        return generated and self.num_new == 1 + self.num_draft and self.is_last_chunk
 
 
 @dataclass
@@ -57,8 +66,9 @@ class SchedulePlan:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tokens that the step completes are prefill and how many decode."""
-        decode = sum(entry.is_decode for entry in self.scheduled if entry.completed)
+        """How many tokens that the step completes are prefill and how many decode, drafts too."""
+        done = (entry for entry in self.scheduled if entry.completed)
+        decode = sum(entry.num_new for entry in done if entry.is_decode)
         return {
             "num_prefill_tokens": self.num_completed_tokens - decode,
             "num_decode_tokens": decode,

@@ -9,6 +9,7 @@ answers to one question: how many new tokens for this request?
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from minifer.config import EngineConfig
 from minifer.events import EventBus
@@ -17,6 +18,9 @@ from minifer.kv.tiers.dram import StoredBlock
 from minifer.request import Request, RequestStatus
 from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
 from minifer.scheduling.policies import FCFS, LongestPrefixFirst, Policy, Priority
+
+if TYPE_CHECKING:
+    from minifer.execution.speculation.proposer import Proposer
 
 
 class Scheduler:
@@ -28,10 +32,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, kv: KVCacheManager, events: EventBus | None = None
+        self,
+        config: EngineConfig,
+        kv: KVCacheManager,
+        events: EventBus | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self.config = config
         self.kv = kv
+        self.proposer = proposer  # None: no speculation
         self.running: list[Request] = []
         self.waiting: Policy = self._make_policy()
         self.loading: list[Request] = []  # out of the queue until their KV is here from the disk
@@ -104,6 +113,7 @@ class Scheduler:
         budget = self._schedule_running(plan, self.config.max_num_batched_tokens)
         if budget is not None:
             self._schedule_waiting(plan, budget)
+            self._schedule_drafts(plan)
         return plan
 
     def _schedule_running(self, plan: SchedulePlan, budget: int) -> int | None:
@@ -152,6 +162,22 @@ class Scheduler:
             self.kv.count_lookup(request, num_cached, stored)
             self._schedule(request, num_new, plan, cached, stored.blocks)
             budget -= num_new
+
+    def _schedule_drafts(self, plan: SchedulePlan) -> None:
+        """Drafts get what nobody else wanted: never another request's blocks or budget."""
+        budget = self.config.max_num_batched_tokens - plan.num_tokens
+        for entry in plan.scheduled if self.proposer is not None else ():
+            request = entry.request
+            if not entry.is_last_chunk or entry.num_new > 1:
+                continue  # it has more to catch up with
+            if request.forks_pending or request.suspended is not None:
+                continue  # n sequences draw from one row; a suspended step goes on as it is
+            count = min(budget, request.num_tokens_left - 1, self.config.num_speculative_tokens)
+            while count > 0 and not self.kv.can_allocate(request, 1 + count):
+                count -= 1
+            if count > 0 and (count := self.proposer.num_drafts(request, count)):
+                self.kv.allocate_drafts(entry, count)
+                budget -= count
 
     def _resume_loaded(self) -> None:
         """Back to their place in the queue: requests whose wait for the disk is over."""
@@ -223,6 +249,7 @@ class Scheduler:
         self.kv.free(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens, request.suspended = 0, None
+        request.drop_drafts()
         request.num_preemptions += 1
         request.group.metrics.num_preemptions += 1
         self.num_preemptions += 1
@@ -235,9 +262,20 @@ class Scheduler:
         """The step has been computed: the tokens it completed are in the cache."""
         for entry in plan.scheduled:
             if entry.completed:
-                entry.request.num_computed_tokens = entry.end
+                entry.request.num_computed_tokens = entry.end - entry.num_draft
                 entry.allocation.computed = True
                 self.kv.publish_computed(entry.request, entry.allocation)
+
+    def keep_drafts(self, entry: ScheduledRequest, num_accepted: int) -> None:
+        """The step's drafts have been judged: the first `num_accepted` are tokens now."""
+        request = entry.request
+        if self._events:
+            span = (entry.end - entry.num_draft, entry.end)
+            data = {"token_ids": list(request.draft_token_ids), "num_accepted": num_accepted}
+            self._events.emit("decode", "draft.judged", request.request_id, span, **data)
+        request.num_computed_tokens += num_accepted
+        request.drop_drafts()
+        self.kv.roll_back(request, entry.allocation)
 
     def take_back(self, plan: SchedulePlan) -> None:
         """The step was not computed: what it published must not be found."""
@@ -255,6 +293,7 @@ class Scheduler:
         for request in sorted(requests, key=lambda r: (r.arrival, r.index)):
             request.block_table, request.num_published_blocks = [], 0
             request.num_computed_tokens, request.suspended = 0, None
+            request.drop_drafts()
             if request.status is RequestStatus.RUNNING:
                 request.num_preemptions += 1
                 if self._events:

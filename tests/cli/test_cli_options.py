@@ -78,6 +78,13 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "kv_load_policy": ("--kv-load-policy always", "always"),
     "kv_load_timeout": ("--kv-load-timeout 0.5", 0.5),
     "float32_logits": ("--float32-logits", True),
+    "speculative_method": ("--speculative-method ngram", "ngram"),
+    "num_speculative_tokens": ("--num-speculative-tokens 6", 6),
+    "prompt_lookup_min": ("--prompt-lookup-min 1", 1),
+    "prompt_lookup_max": ("--prompt-lookup-max 5", 5),
+    "speculative_model": ("--speculative-model draft --speculative-method draft", Path("draft")),
+    "speculative_num_loops": ("--speculative-num-loops 2 --speculative-method loops", 2),
+    "speculative_acceptance": ("--speculative-acceptance rejection", "rejection"),
     "max_num_loops": ("--max-num-loops 12", 12),
     "loop_kv_policy": ("--loop-kv-policy first-2", "first-2"),
     "loop_batching": ("--loop-batching patient", "patient"),
@@ -87,7 +94,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
 
 
 # What an engine takes for a loop model alone; what a request may say, admission decides.
-OF_LOOP_MODELS = ("max_num_loops", "loop_kv_policy")
+OF_LOOP_MODELS = ("max_num_loops", "loop_kv_policy", "speculative_num_loops")
 
 
 class Admitted(Exception):  # noqa: N818 - it is no error
@@ -135,8 +142,11 @@ def test_a_sampling_option_reaches_the_request(name: str, admitted) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINE)
-def test_an_engine_option_reaches_the_engine(name: str, admitted, loop_folder: Path) -> None:
+def test_an_engine_option_reaches_the_engine(
+    name: str, admitted, model_folder: Path, loop_folder: Path, tmp_path: Path
+) -> None:
     arguments, expected = ENGINE[name]
+    (tmp_path / "draft").symlink_to(model_folder)
     if name in OF_LOOP_MODELS:
         arguments += f" --model {loop_folder}"
     config, _ = admitted(arguments)

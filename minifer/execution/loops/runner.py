@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from minifer.config import EngineConfig, ModelConfig
@@ -67,6 +69,23 @@ class LoopedRunner(ModelRunner):
             "token_loops": self.stats.token_loops - before.token_loops,
         }
         return self._leave(rows)
+
+    @torch.inference_mode()
+    def draft(self, step: StepInput, num_loops: int) -> Tensor:
+        """Logits float32 [R, V] after at most `num_loops` iterations, for rows of a step that will
+        be computed in full: nothing is suspended, and nobody is told."""
+        rows = Rows(step, self.device)
+        starts = pairwise(step.query_start)
+        rows.spans = [
+            [Span(range(*bounds), min(num_loops, entry.request.num_loops or 1))]
+            for entry, bounds in zip(step.scheduled, starts, strict=True)
+        ]
+        self._enter(rows)
+        while not all(rows.done(entry) for entry in range(len(rows.spans))):
+            self._iterate(rows)
+        hidden = self._finish(rows, rows_of(span for spans in rows.spans for span in spans))
+        wanted = hidden[step.logits_rows]
+        return self.model.logits(wanted, self.backend, float32=self._float32_logits)
 
     def _enter(self, rows: Rows) -> None:
         """New tokens pass the prelude; suspended ones come back with what they had."""
@@ -173,11 +192,16 @@ class LoopedRunner(ModelRunner):
                             entry.request.loops_run[step.positions[row]] = span.loops
         members = rows_of(done)
         step.keep_completed()
-        p = rows.cut(members, [(members, True, self.loop.coda_slot)], self.kv, self.backend)
-        hidden = self.model.finish(rows.take(rows.h, members), p)
+        hidden = self._finish(rows, members)
         place = {row: i for i, row in enumerate(members)}
         wanted = hidden[[place[row] for row in step.logits_rows]]
         return self.model.logits(wanted, self.backend, float32=self._float32_logits)
+
+    def _finish(self, rows: Rows, members: Members) -> Tensor:
+        """The coda for rows that are through: hidden states [members, D]."""
+        p = rows.cut(members, [(members, True, self.loop.coda_slot)], self.kv, self.backend)
+        hidden: Tensor = self.model.finish(rows.take(rows.h, members), p)
+        return hidden
 
     def _suspend(self, rows: Rows, spans: list[Span]) -> SuspendedLoops:
         own = slice(spans[0].rows.start, spans[-1].rows.stop)
