@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from minifer.cli import bench_decode, bench_kernels, bench_limit, bench_serve
+from minifer.cli import (
+    bench_decode,
+    bench_kernels,
+    bench_limit,
+    bench_prefill,
+    bench_scaling,
+    bench_serve,
+    bench_throughput,
+)
 from minifer.cli.parser import add_command
 
 
@@ -13,13 +21,17 @@ def add(commands: Any) -> None:
         commands,
         "bench BENCHMARK",
         lambda arguments: 2,  # argparse asks for a benchmark before this is called
-        summary="measure a server under load, this machine's limits, a decode step, or each kernel",
+        summary="measure speed: decode, prefill, throughput, a server, each kernel, this machine",
         about="Measurements that others can repeat: each says what ran where, with which seed, and "
         "writes one JSON format.",
         examples=[
             ("bench serve", "a server under load"),
             ("bench serve --help", "its options"),
             ("bench limit", "what this machine can do, and how near the engine comes"),
+            ("bench decode", "how fast it decodes, and against others with --vs"),
+            ("bench prefill", "how fast it computes prompts; what a prefix-cache hit saves"),
+            ("bench throughput", "a mixed workload, offline"),
+            ("bench scaling", "how the cost of a step grows with batch, context and queue"),
             ("bench decode --ladder", "a decode step, from eager PyTorch to a megakernel"),
             ("bench kernels", "each Triton kernel alone"),
         ],
@@ -31,4 +43,7 @@ def add(commands: Any) -> None:
     bench_serve.add(benchmarks)
     bench_limit.add(benchmarks)
     bench_decode.add(benchmarks)
+    bench_prefill.add(benchmarks)
+    bench_throughput.add(benchmarks)
+    bench_scaling.add(benchmarks)
     bench_kernels.add(benchmarks)

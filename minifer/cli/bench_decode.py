@@ -1,145 +1,98 @@
-"""`minifer bench decode`: one decode step, eleven ways."""
+"""`minifer bench decode`: how fast the engine decodes here, against the memory and against others;
+with `--ladder` one decode step, eleven ways."""
 
 from __future__ import annotations
 
 import argparse
-from argparse import ArgumentTypeError
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from minifer.cli import session
-from minifer.cli.parser import Parser, add_command
-from minifer.kernels.mode import prepare
+from minifer.cli import bench_ladder
+from minifer.cli.bench_ladder import integers
+from minifer.cli.bench_peers import add_peer_options
+from minifer.cli.bench_speed import add_speed_options, cells, check_measurement, run_speed
+from minifer.cli.bench_text import prompt_tokens
+from minifer.cli.parser import add_command
 
-GPU_CELLS: Mapping[str, Any] = {
-    "models": ("llama-1b", "smollm2-135m"),
-    "batches": (1, 4, 16),
-    "contexts": (512, 4096, 32768),
-}
-# The interpreter takes seconds a step.
-CPU_CELLS: Mapping[str, Any] = {"models": ("minifer-tiny",), "batches": (1,), "contexts": (64,)}
-_LOST = 3  # exit status: go on in a new process
+_ONLY_SPEED = ("vs", "plot", "prompt_file", "tokens", "runs", "threads")
 
 
 def add(benchmarks: Any) -> None:
     parser = add_command(
         benchmarks,
-        "decode --ladder",
+        "decode",
         run,
-        summary="one decode step: eager, compiled, in a CUDA graph, our kernels, the megakernel",
-        about="Time one decode step from eager PyTorch to a megakernel, one change a rung, with "
-        "the same random weights, KV cache and tokens; print achieved bytes/s against the copy "
-        "bandwidth measured first, and beside every speed its error against float32. A rung that "
-        "cannot run here is a line with its reason. Without a GPU, our kernels run in Triton's "
-        "interpreter: for correctness, no speed is given.",
+        summary="how fast it decodes, against the memory's speed and against other engines",
+        about="Let requests decode together and print tokens/s, the share of the measured read "
+        "bandwidth that weights and KV take (MBU), and the time of each stage of a step. With --vs "
+        "other engines answer the same prompts. With a --speculative-method the same without it. "
+        "With --ladder another measurement: one decode step from eager PyTorch to a megakernel, "
+        "one change a rung, each with its error against float32; a rung that cannot run here is a "
+        "line with its reason, and without a GPU our kernels run in Triton's interpreter, for "
+        "correctness alone.",
         examples=[
-            ("bench decode --ladder", "all cells, the most telling first"),
-            ("bench decode --ladder --batch 1 --context 512 --out r.json", "one cell"),
-            ("bench decode --ladder --rungs eager,mega", "two rungs"),
-            ("bench decode --ladder --out r.json --resume", "what r.json does not hold yet"),
+            ("bench decode", "one request, 128 tokens of prompt, 64 answered"),
+            ("bench decode --batch 1,16,64 --dtype bfloat16", "other batches"),
+            ("bench decode --vs llamacpp,vllm --peer-python vllm=VENV/bin/python", "others, too"),
+            ("bench decode --json r.json --plot r.png", "every number; the points on a roofline"),
+            ("bench decode --ladder", "the ladder: all cells, the most telling first"),
+            ("bench decode --ladder --rungs eager,mega --json r.json --resume", "what is missing"),
         ],
         code=[
-            ("minifer/perf/gpu/cell.py", "weights, KV cache, tokens and the float32 truth"),
+            ("minifer/perf/speed/stamps.py", "what is measured: where all requests decode"),
+            ("minifer/perf/speed/traffic.py", "which bytes count"),
+            ("minifer/perf/speed/benchmark.py", "turns and ratios"),
+            ("minifer/perf/speed/peers/", "the other engines, a script each"),
+            ("minifer/perf/gpu/climb.py", "the ladder: compare, time, take turns"),
             ("minifer/perf/gpu/rungs.py", "how each rung decodes"),
-            ("minifer/perf/gpu/climb.py", "compare, time, take turns"),
-            ("minifer/perf/gpu/ladder.py", "the JSON format"),
         ],
         prog="minifer bench",
     )
-    _add_options(parser)
-
-
-def _add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--ladder", action="store_true", required=True, help="the comparison described above")
-    add("--model", type=_names, metavar="NAME,…", help="shapes (default: what the device allows)")
-    add("--batch", type=_integers, metavar="B,…", help="requests in a step (default: 1,4,16)")
-    add("--context", type=_integers, metavar="S,…", help="tokens each (default: 512,4096,32768)")
-    add("--layers", type=int, metavar="L", help="only the model's first L (default: all)")
-    add("--rungs", type=_names, metavar="NAME,…", help="of the ladder (default: all)")
-    add("--budget", type=float, default=120.0, metavar="S", help="seconds a cell (default: 120)")
-    add("--probes", type=int, default=8, metavar="N", help="steps compared (default: 8)")
-    add("--seed", type=int, default=0, metavar="N", help="of weights, KV and tokens (default: 0)")
-    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, … ")
-    add("--out", type=Path, metavar="FILE", help="write JSON there, after every rung")
-    add("--resume", action="store_true", help="keep what --out holds, run only what is missing")
+    add = parser.add_argument_group("work").add_argument
+    add("--batch", type=integers, metavar="B,…", help="requests that decode (default: 1)")
+    add("--context", type=integers, metavar="S,…", help="tokens of each prompt (default: 128)")
+    add("--tokens", type=int, metavar="N", help="that each is answered with (default: 64)")
+    add("--prompt-file", type=Path, metavar="FILE", help="prompts from this text (default: random)")
+    add_speed_options(parser)
+    add_peer_options(parser)
+    bench_ladder.add_ladder_options(parser)
+    parser.set_defaults(model=None, runs=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from minifer.perf.gpu.cell import cells_by_value
-    from minifer.perf.gpu.rungs import RUNGS
+    _check(arguments)
+    if arguments.ladder:
+        return bench_ladder.run(arguments)
+    if arguments.model is None:
+        arguments.model = "default"
+    if arguments.runs is None:
+        arguments.runs = 5
+    check_measurement(arguments)
+    from minifer.perf.speed.measures import Task
+    from minifer.weights.resolve import read_config
 
-    for name in ("budget", "probes"):
-        if getattr(arguments, name) <= 0:
-            raise ValueError(f"--{name} must be above 0, got {getattr(arguments, name)}")
-    if arguments.resume and arguments.out is None:
-        raise ValueError("--resume needs --out: the file to go on with")
-    check_folder(arguments.out)
-    unknown = [name for name in arguments.rungs or () if name not in RUNGS]
-    if unknown:
-        raise ValueError(f"--rungs must be of {', '.join(RUNGS)}, got {unknown[0]!r}")
-    import torch
+    batches, contexts = arguments.batch or [1], arguments.context or [128]
+    tokens = 64 if arguments.tokens is None else arguments.tokens
+    asked = cells("decode", batches, contexts, tokens)
+    config = read_config(arguments.model)
+    text = prompt_tokens(arguments)
 
-    device = choose_device(arguments.device)
-    defaults = GPU_CELLS if device.type == "cuda" else CPU_CELLS
-    models = arguments.model or defaults["models"]
-    contexts = arguments.context or defaults["contexts"]
-    batches = arguments.batch or defaults["batches"]
-    cells = cells_by_value(models, batches, contexts, arguments.layers)
-    if not cells:
-        raise ValueError(f"--context must fit the model, got {contexts} for {', '.join(models)}")
+    def tasks(turn: int) -> list[Task]:
+        return [
+            Task(str(c), "decode", tuple(c.asks(config.vocab_size, arguments.seed, text)))
+            for c in asked
+        ]
 
-    from minifer.perf.gpu.bandwidth import measure_bandwidth
-    from minifer.perf.gpu.climb import DeviceLostError, climb
-    from minifer.perf.gpu.ladder import Ladder, table
-
-    settings = {key: getattr(arguments, key) for key in ("seed", "probes", "budget")}
-    ladder = Ladder(
-        {**settings, "device": str(device), "threads": torch.get_num_threads()},
-        measure_bandwidth(device),
-        arguments.out,
-    )
-    if arguments.resume:
-        ladder.resume()
-    rungs = [RUNGS[name] for name in arguments.rungs or RUNGS]
-    try:
-        climb(ladder, cells, rungs, device, arguments.budget, session.note)
-    except DeviceLostError as error:
-        session.note(f"{error}; the device is lost to this process, go on with --resume")
-        return _LOST
-    print(table(ladder))
-    return 0
+    source = str(arguments.prompt_file.name) if arguments.prompt_file else "random"
+    settings = {"batch": batches, "context": contexts, "tokens": tokens, "prompts": source}
+    return run_speed(arguments, "decode", config, tasks, {}, settings)
 
 
-def check_folder(out: Path | None) -> None:
-    """Raises `ValueError` before anything runs, if its result could not be written."""
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ValueError(f"--out: there is no folder {out.parent}, make it first")
-
-
-def choose_device(name: str) -> Any:
-    """The torch.device of --device, and kernels made ready for a CPU while that is possible."""
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name} needs a GPU, and torch finds none")
-    if device.type == "cpu":
-        with suppress(ValueError):  # too late, or not on Linux: our kernels' lines will say so
-            prepare("cpu")
-    return device
-
-
-def _integers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ArgumentTypeError(f"must be numbers such as 1,4,16, got {text!r}") from None
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _check(arguments: argparse.Namespace) -> None:
+    """The ladder is another measurement: its options and those of speed do not mix."""
+    wrong = _ONLY_SPEED if arguments.ladder else tuple(bench_ladder.OPTIONS)
+    for name in wrong:
+        if getattr(arguments, name) not in (None, False, []):
+            flag = name.replace("_", "-")
+            why = "has no place beside --ladder" if arguments.ladder else "needs --ladder"
+            raise ValueError(f"--{flag} {why}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minifer.cli import session
-from minifer.cli.bench_decode import check_folder, choose_device
+from minifer.cli.bench_ladder import check_folder, choose_device
 from minifer.cli.parser import add_command
 
 
@@ -36,7 +36,14 @@ def add(benchmarks: Any) -> None:
     add("--model", metavar="NAME", help="shapes (default: llama-1b on a GPU, else minifer-tiny)")
     add("--context", type=int, metavar="S", help="of attention (default: 4096; on a CPU 100)")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, … ")
-    add("--out", type=Path, metavar="FILE", help="write JSON there, after every kernel")
+    add(
+        "--out",
+        "--json",
+        dest="out",
+        type=Path,
+        metavar="FILE",
+        help="write JSON there, after every kernel",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

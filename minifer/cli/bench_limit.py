@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minifer.cli import session
-from minifer.cli.bench_decode import _integers, check_folder, choose_device
+from minifer.cli.bench_ladder import check_folder, choose_device, integers
 from minifer.cli.parser import add_command
 
 _PICTURES = (".png", ".svg")
@@ -43,14 +44,26 @@ def add(benchmarks: Any) -> None:
     add("--model", metavar="NAME", help="shapes (default: smollm2-135m; on a GPU llama-1b)")
     add("--layers", type=int, metavar="L", help="only the model's first L (default: all)")
     add("--dtype", metavar="NAME", help="default: float32; on a GPU bfloat16")
-    add("--chunk", type=_integers, default=[16, 64, 256], metavar="T,…", help="tokens of a prefill")
-    add("--batch", type=_integers, default=[1, 4, 16], metavar="B,…", help="requests that decode")
-    add("--context", type=_integers, default=[64, 512], metavar="S,…", help="tokens each has")
+    add("--chunk", type=integers, default=[16, 64, 256], metavar="T,…", help="tokens of a prefill")
+    add("--batch", type=integers, default=[1, 4, 16], metavar="B,…", help="requests that decode")
+    add("--context", type=integers, default=[64, 512], metavar="S,…", help="tokens each has")
     add("--runs", type=int, default=3, metavar="N", help="rounds that count (default: 3)")
     add("--threads", type=int, metavar="N", help="torch's, on a CPU (default: torch's choice)")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, … ")
     add(
+        "--points",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="put what `bench decode` or `bench prefill` wrote into the figure, too; may be "
+        "repeated",
+    )
+    add(
         "--out",
+        "--json",
+        "--plot",
+        dest="out",
         type=Path,
         action="append",
         default=[],
@@ -61,6 +74,7 @@ def add(benchmarks: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
+    points = [point for file in arguments.points for point in _points(file)]
     device = choose_device(arguments.device)
     import torch
 
@@ -107,9 +121,25 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             from minifer.course.pictures.roofline import limit_figure
 
-            figure = limit_figure(report.here, report.groups, report.operations)
+            figure = limit_figure(report.here, report.groups, report.operations, points)
             figure.savefig(out, dpi=150, metadata={} if out.suffix == ".png" else {"Date": None})
     return 0
+
+
+def _points(file: Path) -> list[Any]:
+    """Steps that another benchmark wrote. Raises `ValueError` for any other file."""
+    from minifer.course.pictures.roofline_data import points_of
+
+    try:
+        points = points_of(json.loads(file.read_text(encoding="utf-8"))["details"]["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        points = []
+    if not points:
+        raise ValueError(
+            f"--points must be a file that `minifer bench decode --json` or `bench prefill --json` "
+            f"wrote, got {file}"
+        )
+    return points
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -134,7 +134,13 @@ def _add_run_options(parser: Parser) -> None:
     add("--runs", type=int, default=1, metavar="N", help="repeat with the next seeds (default: 1)")
     add("--warmup", type=int, default=1, metavar="N", help="sessions not counted (default: 1)")
     add("--slo", nargs="+", default=[], metavar="NAME=S", help="limits: ttft, tpot, e2e, max_itl")
-    add("--out", metavar="FILE", help="write everything as JSON, each request too")
+    add(
+        "--out",
+        "--json",
+        dest="out",
+        metavar="FILE",
+        help="write everything as JSON, each request too",
+    )
     add("--plot", metavar="FILE", help="draw the last run (PNG, SVG or PDF)")
 
 

@@ -4,11 +4,11 @@
 same table, under the same roofline, as a GPU. The figures are those of torch with the threads it is
 set to: the ceiling of this process, not of the board.
 
-A buffer is read by the two passes an engine is made of, a matrix times a vector and a sum; the best
-pass counts, because a neighbour can only slow a pass down. Bandwidth falls with the size of what is
-read: what fits a cache comes faster than memory delivers (`read_bandwidth` at several sizes shows
-the steps). So the buffer of `this_machine` is larger than the last cache, and a small model may
-beat a prediction made with it: its weights never leave the cache.
+A buffer is read by passes an engine is made of, a matrix times a vector, a sum and a maximum; the
+best pass counts, because a neighbour can only slow a pass down. Bandwidth falls with the size of
+what is read: what fits a cache comes faster than memory delivers (`read_bandwidth` at several sizes
+shows the steps). So the buffer of `this_machine` is larger than the last cache, and a small model
+may beat a prediction made with it: its weights never leave the cache.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ def reader(num_bytes: int, device: str = "auto") -> Callable[[float], float]:
     calls = (
         lambda: torch.nn.functional.linear(vector, next(following)),
         lambda: next(following).sum(),
+        lambda: next(following).amax(),
     )
     return lambda seconds: parts[0].nbytes / _best_seconds(calls, seconds, where)
 

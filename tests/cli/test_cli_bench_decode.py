@@ -64,7 +64,7 @@ def test_every_option_arrives(begun, tmp_path: Path) -> None:
         ("--rungs eager,warp", "'warp'"),
         ("--budget 0", "--budget must be above 0"),
         ("--probes -1", "--probes must be above 0"),
-        ("--resume", "--resume needs --out"),
+        ("--resume", "--resume needs --json"),
         ("--out no/such/r.json", "there is no folder no/such"),
         ("--batch one", "must be numbers"),
         ("--model gpt-5", "model must be one of"),
@@ -87,9 +87,19 @@ def test_a_gpu_that_is_not_there_is_refused(capsys: Capture, benchmark: str) -> 
     assert "torch finds none" in capsys.readouterr().err
 
 
-def test_the_ladder_is_asked_for_by_name(capsys: Capture) -> None:
-    assert main(["bench", "decode"]) == 2
-    assert "--ladder" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--rungs eager", "--rungs needs --ladder"),
+        ("--budget 3", "--budget needs --ladder"),
+        ("--resume", "--resume needs --ladder"),
+        ("--ladder --vs vllm", "--vs has no place beside --ladder"),
+        ("--ladder --tokens 9", "--tokens has no place beside --ladder"),
+    ],
+)
+def test_the_ladder_is_a_measurement_of_its_own(options: str, named: str, capsys: Capture) -> None:
+    assert main(["bench", "decode", *options.split()]) == 2
+    assert named in capsys.readouterr().err
 
 
 def test_a_lost_device_has_a_status_of_its_own(monkeypatch, begun, capsys: Capture) -> None:

@@ -125,10 +125,13 @@ def draw_roof(
 
 
 def limit_figure(
-    here: Device, groups: Sequence[StepGroup], operations: Mapping[str, Sequence[OpCost]]
+    here: Device,
+    groups: Sequence[StepGroup],
+    operations: Mapping[str, Sequence[OpCost]],
+    others: Sequence[Point] = (),
 ) -> Figure:
     """Left: this machine's roof, the model's operations on it, the engine's steps below. Right:
-    seconds of each step, predicted and measured."""
+    seconds of each step, predicted and measured. others: steps measured elsewhere, by name."""
     figure = new_figure(10.5, 4.6)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     points = [
@@ -136,7 +139,8 @@ def limit_figure(
         for name, ops in operations.items()
         for point in operation_points(ops, here, name.split()[0])
     ]
-    draw_roof(left, here, points, step_points(groups), {})
+    names = {point.name: point.name for point in others}
+    draw_roof(left, here, points, [*step_points(groups), *others], names)
     label_axes(
         left,
         title="Operations on the roof, the engine's steps below",

@@ -7,9 +7,9 @@ CACM 52(4)).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minifer.config import ModelConfig
 from minifer.events import Event
@@ -59,6 +59,16 @@ def floor_intensity(cost: OpCost) -> float:
 def step_points(groups: Iterable[StepGroup]) -> list[Point]:
     """Measured steps: the FLOP/s of the fastest forward pass."""
     return [Point(g.label, floor_intensity(g.cost), g.cost.flops / g.best, g.kind) for g in groups]
+
+
+def points_of(rows: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """Whole steps that `minifer bench decode` or `prefill` measured, from `details.steps` of their
+    JSON; a row without FLOPs (a loop model, a mixed workload, drafts) has no place."""
+    return [
+        Point(row["work"], row["intensity"], row["flops_per_second"], row["kind"])
+        for row in rows
+        if "intensity" in row and "flops_per_second" in row
+    ]
 
 
 @dataclass(frozen=True)
