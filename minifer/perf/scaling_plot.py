@@ -6,6 +6,7 @@ a marker of its own.
 
 from __future__ import annotations
 
+from math import ceil, floor, log10
 from pathlib import Path
 
 from minifer.perf.scaling_bench import ScalingReport
@@ -30,7 +31,7 @@ def save_plot(path: str | Path, report: ScalingReport) -> None:
     except ImportError:
         raise RuntimeError('a plot needs matplotlib: pip install "minifer[course]"') from None
     rows = -(-len(report.series) // 2)
-    figure = Figure(figsize=(11, 3.4 * rows), dpi=110, layout="constrained")
+    figure = Figure(figsize=(14, 2.8 * rows), dpi=110, layout="constrained")
     figure.suptitle("cost of a step against what grows; in brackets the exponent", fontsize=11)
     for place, one in enumerate(report.series, start=1):
         axes = figure.add_subplot(rows, 2, place)
@@ -42,5 +43,8 @@ def save_plot(path: str | Path, report: ScalingReport) -> None:
         axes.set_title(one.title, fontsize=9)
         axes.set_ylabel("ms")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        costs = [cost for metric in one.metrics for cost in report.fits[one.name][metric].costs]
+        lowest, highest = (log10(edge(costs) * 1e3) for edge in (min, max))
+        axes.set_ylim(10 ** floor(lowest), 10 ** ceil(highest))
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path)

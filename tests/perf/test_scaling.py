@@ -5,6 +5,7 @@ Nothing here measures time: what stands for the cost is how often Python functio
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import sys
@@ -136,7 +137,7 @@ def test_a_step_does_not_cost_more_calls_with_longer_contexts(loaded):
 
 
 def pairs(values):
-    return list(zip(values, values[1:], strict=False))
+    return list(itertools.pairwise(values))
 
 
 def test_a_step_is_split_into_stages_that_add_up(loaded):
