@@ -21,7 +21,7 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 PrefixIndexName = Literal["hash", "radix"]
 PolicyName = Literal["fcfs", "priority", "lpm"]
 
-BACKENDS = ("torch", "triton", "megakernel")
+BACKENDS = ("torch", "compiled", "triton", "megakernel")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE = ("none", "file", "int8", "int4")
 POLICIES = ("fcfs", "priority", "lpm")

@@ -15,7 +15,14 @@ from minifer.events import EventBus, EventSink, StepTimer
 from minifer.exclusive import one_at_a_time
 from minifer.execution.grammar import GrammarCompiler
 from minifer.execution.runner import Runner, prepare_backend
-from minifer.execution.sampler import NON_FINITE, Sampled, Sampler, SampleRow, prompt_logprobs
+from minifer.execution.sampler import (
+    NON_FINITE,
+    Sampled,
+    Sampler,
+    SampleRow,
+    prompt_logprobs,
+    reads_largest_only,
+)
 from minifer.execution.speculation.proposer import Proposer, SpeculationStats, make_proposer
 from minifer.kv.invariants import check_invariants
 from minifer.kv.manager import KVCacheManager
@@ -285,6 +292,7 @@ class Engine:
                 timer.lap("step.drafted", "decode")
             if self.shadow is not None:
                 self.shadow.follow(plan, batch)
+            batch.greedy = self._reads_largest_only(batch)
             logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
             self.num_step_tokens = plan.num_completed_tokens
             counts = plan.counts | batch.work
@@ -301,6 +309,11 @@ class Engine:
         if self.config.debug:
             check_invariants(self.kv, (*self.scheduler.running, *self.scheduler.waiting))
         return self._hand_out()
+
+    def _reads_largest_only(self, batch: StepInput) -> bool:
+        """May the runner keep the logits to itself, and say where the largest are?"""
+        requests = (entry.request for entry, _ in batch.sampled)
+        return not batch.prompt_rows and all(map(reads_largest_only, requests))
 
     def _sample_rows(self, batch: StepInput) -> list[SampleRow]:
         """One draw for each request that has caught up, and one after each of its drafts; n draws

@@ -15,6 +15,7 @@ from minifer.config import EngineConfig, ModelConfig
 from minifer.execution.backend import Backend, TorchBackend
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
+from minifer.execution.sampler import Picked
 from minifer.kernels.mode import prepare
 from minifer.kv.step_input import StepInput
 from minifer.weights.quantized import quantized_weights
@@ -25,8 +26,9 @@ GIB = 1024**3
 class Runner(Protocol):
     """What the engine needs of a model: tests and simulations bring their own."""
 
-    def forward(self, step: StepInput) -> Tensor:
-        """Logits float32 [R, V] of the rows the step asks for."""
+    def forward(self, step: StepInput) -> Tensor | Picked:
+        """Logits float32 [R, V] of the rows the step asks for, or where `step.greedy` is set what
+        is largest in each."""
         ...
 
 
@@ -55,7 +57,7 @@ class ModelRunner:
             ) from error
 
     @torch.inference_mode()
-    def forward(self, step: StepInput) -> Tensor:
+    def forward(self, step: StepInput) -> Tensor | Picked:
         """Move blocks, write this step's KV, attend, project to logits."""
         self.move_blocks(step)
         on_gpu = self.device.type == "cuda"
@@ -80,7 +82,7 @@ class ModelRunner:
         self.kv.write_blocks(step.block_loads)
         step.load_seconds = time.perf_counter() - started
 
-    def _logits(self, step: StepInput) -> Tensor:
+    def _logits(self, step: StepInput) -> Tensor | Picked:
         """The model itself; all blocks are where they should be."""
         batch = ForwardBatch.of(step, self.device)
         hidden = self.model(batch, self.kv, self.backend)
@@ -93,6 +95,12 @@ def prepare_backend(config: EngineConfig) -> None:
     for them to learn that kernels cannot run here, or not with this model. Raises `ValueError`
     saying what to do."""
     if config.backend == "torch":
+        return
+    if config.backend == "compiled":
+        from minifer.execution.backends.compiled import check_model
+        from minifer.weights.resolve import read_config
+
+        check_model(read_config(config.model))
         return
     device = config.device
     if device == "auto":
@@ -130,6 +138,10 @@ def make_runner(
         from minifer.execution.backends.megakernel import MegakernelRunner
 
         return MegakernelRunner(model, config, engine, num_blocks)
+    if engine.backend == "compiled":
+        from minifer.execution.backends.compiled import compiled_runner
+
+        return compiled_runner(model, config, engine, num_blocks)
     if config.loop is not None:
         from minifer.execution.loops.runner import LoopedRunner
 

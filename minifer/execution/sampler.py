@@ -75,6 +75,24 @@ class Sampled:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class Picked:
+    """What a runner found where every row is greedy, in place of logits.
+
+    tokens: int64 [R], the lowest index of each row's largest logit. logits: float32 [R], that
+    logit, NaN where any of the row is.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+
+
+def reads_largest_only(request: Request) -> bool:
+    """Does its next draw need nothing of the logits but where the largest is?"""
+    params = request.params
+    return params.is_greedy and params.logprobs is None and not has_rules(request)
+
+
 class Sampler:
     """Draws tokens in a fixed order of steps, which is vLLM's:
 
@@ -109,10 +127,13 @@ class Sampler:
         self.rejection = rejection
 
     @torch.inference_mode()
-    def __call__(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    def __call__(self, logits: Tensor | Picked, rows: Sequence[SampleRow]) -> list[Sampled]:
         """Logits [R, V] of any float type → one `Sampled` a row. The logits are not changed."""
         if not rows:
             return []
+        if isinstance(logits, Picked):
+            picks = list(zip(logits.tokens.tolist(), logits.logits.tolist(), strict=True))
+            return [_sampled(token, best, best) for token, best in (picks[r.logits_row] for r in rows)]
         ruled = [i for i, row in enumerate(rows) if has_rules(row.request)]
         wanted = [row.logits_row for row in rows]
         as_they_are = not ruled and wanted == list(range(len(logits)))
@@ -136,10 +157,7 @@ class Sampler:
         if raw_best is None:
             raw_best = best
         found, checks = tokens.tolist(), torch.stack((raw_best, best), dim=1).tolist()
-        result = [
-            Sampled(token) if error is None else Sampled(-1, error=error)
-            for token, error in zip(found, (_error(*check) for check in checks), strict=True)
-        ]
+        result = [_sampled(token, *check) for token, check in zip(found, checks, strict=True)]
         kept = [place for place, i in enumerate(asked) if result[i].error is None]
         asked = [asked[place] for place in kept]
         counts = [rows[i].request.params.logprobs or 0 for i in asked]
@@ -260,6 +278,11 @@ def _draw_keys(rows: Sequence[SampleRow], members: Sequence[int]) -> tuple[list[
 def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Python numbers → [M, 1] on the device of `like`."""
     return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
+
+
+def _sampled(token: int, raw_best: float, best: float) -> Sampled:
+    error = _error(raw_best, best)
+    return Sampled(token) if error is None else Sampled(-1, error=error)
 
 
 def _error(raw_best: float, best: float) -> str | None:

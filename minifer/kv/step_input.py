@@ -35,6 +35,7 @@ class StepInput:
     runs; load_seconds: how long that took, filled in by the runner.
     blocks_moved: have copies, poison and loads been carried out? The runner says so.
     scheduled: the plan's entries, one for each of `seq_lens`.
+    greedy: nobody reads more of the logits than the largest of each row; said by the engine.
     work: what the runner of a loop model counted, for whoever watches.
     """
 
@@ -54,6 +55,7 @@ class StepInput:
     logits_rows: list[int] = field(default_factory=list)
     sampled: list[tuple[ScheduledRequest, int]] = field(default_factory=list)
     prompt_rows: list[tuple[ScheduledRequest, int, range]] = field(default_factory=list)
+    greedy: bool = False
     work: dict[str, int] = field(default_factory=dict)
 
     def keep_completed(self) -> None:

@@ -193,12 +193,12 @@ class Transformer(nn.Module):
     def forward(self, batch: ForwardBatch, kv: KVStorage | None, backend: Backend) -> Tensor:
         """Hidden states [T, D] after the final norm. kv is None for back ends without a cache."""
         cos, sin = self.rotary(batch.positions)
-        x = self._embed(batch.token_ids)
+        x = self.embed(batch.token_ids)
         for layer in self.layers:
             x = layer(x, cos, sin, batch, kv, backend)
         return self.norm(x, backend)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         """token_ids [T] → [T, D]."""
         table: Tensor | QuantizedWeight = self.embed_tokens.weight
         if isinstance(table, QuantizedWeight):

@@ -1,0 +1,87 @@
+"""Matrices in the layout of `panels.h`: sixteen rows side by side.
+
+W [N, K] becomes ⌈N / 16⌉ panels, each of them columns after columns. N is padded to whole panels
+and K to a multiple of 32, both with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minifer.weights.quantized import QuantizedWeight
+
+LANES = 16  # rows of a panel
+GROUP = 32  # columns that share a scale
+F32, BF16, Q4, Q8 = range(4)  # `Kind` of panels.h
+
+
+@dataclass(frozen=True)
+class Panels:
+    """data: uint8, the panels one after the other. rows, columns: padded. bias: float32 [rows]."""
+
+    data: Tensor
+    rows: int
+    columns: int
+    kind: int
+    bias: Tensor | None = None
+
+
+def pack(weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> Panels:
+    """weight [N, K]: float32, bfloat16, or a `QuantizedWeight`; bias [N]."""
+    rows, columns = weight.shape
+    above, right = -rows % LANES, -columns % GROUP
+    if bias is not None:
+        bias = F.pad(bias.detach().float(), (0, above)).contiguous()
+    if isinstance(weight, Tensor):
+        padded = F.pad(weight.detach(), (0, right, 0, above))
+        kind = {torch.float32: F32, torch.bfloat16: BF16}[weight.dtype]
+        data = _columns(padded, 1 if kind == F32 else 2).view(torch.uint8).flatten()
+    elif weight.scale.dtype != torch.float16 or weight.group_size % GROUP:  # no kernel for them
+        return pack(weight.dequantize(torch.float32), bias)
+    else:
+        kind, data = _quantized(weight, above)
+    return Panels(data, rows + above, columns + right, kind, bias)
+
+
+def _columns(weight: Tensor, together: int) -> Tensor:
+    """[N, K] → [N/16, K/together, 16, together], contiguous."""
+    panels = weight.unflatten(0, (-1, LANES)).unflatten(2, (-1, together))
+    return panels.transpose(1, 2).contiguous()
+
+
+def _quantized(weight: QuantizedWeight, above: int) -> tuple[int, Tensor]:
+    repeat = weight.group_size // GROUP
+    scales = [weight.scale] if weight.zero is None else [weight.scale, weight.zero]
+    tails = []
+    for numbers in scales:
+        numbers = F.pad(numbers.repeat_interleave(repeat, 1), (0, 0, 0, above))
+        tails.append(_columns(numbers.to(torch.float16), 1)[..., 0])  # [panels, groups, 16]
+    codes = F.pad(weight.codes, (0, 0, 0, above))
+    if weight.bits == 8:
+        lanes = _columns(codes, 1)[..., 0].unflatten(1, (-1, GROUP)).flatten(2)
+        return Q8, _join(lanes, *tails)
+    pairs = codes.int()  # [N, K/2]: an even column in the low nibble, the odd one above it
+    word = torch.zeros(codes.shape[0], codes.shape[1] // 4, dtype=torch.int32)
+    for j in range(4):
+        byte = pairs[:, j::4]
+        word |= ((byte & 15) << (4 * j)) | ((byte >> 4) << (16 + 4 * j))
+    lanes = _columns(word, 1)[..., 0].unflatten(1, (-1, 4)).flatten(2)  # [panels, groups, 4 · 16]
+    return Q4, _join(lanes, *tails)
+
+
+def _join(*parts: Tensor) -> Tensor:
+    """[panels, groups, …] each → their bytes, group by group."""
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1).flatten()
+
+
+def interleave(gate: Panels, up: Panels) -> Panels:
+    """A panel of gate's rows, then the same rows of up, and so on. Both are `pack`ed."""
+    panels = gate.rows // LANES
+    data = torch.stack((gate.data.view(panels, -1), up.data.view(panels, -1)), 1).flatten()
+    bias = None
+    if gate.bias is not None and up.bias is not None:
+        bias = torch.stack((gate.bias.view(panels, -1), up.bias.view(panels, -1)), 1).flatten()
+    return Panels(data, 2 * gate.rows, gate.columns, gate.kind, bias)

@@ -1,0 +1,449 @@
+// A whole step of a decoder-only transformer in one call: the megakernel of a CPU.
+//
+// T rows go through all layers inside one parallel region. A row is one token with its position
+// and the block table of its request: a decode has one row, a speculative verification or a short
+// piece of a prompt a few. Five phases a layer, a barrier after each:
+//
+//   1  qkv  = W_qkv · norm(x)                                    panels of W are shared out
+//   2  rotate q and k, append k and v to their slots             rows
+//   3  attend over the live blocks                               (row, KV head, stretch)
+//   4  x   += W_o · attention
+//   5  h    = silu(W_gate · norm(x)) · (W_up · norm(x));  6  x += W_down · h
+//
+// The residual stream x stays float32; what meets a matrix is rounded to the model's type.
+// The head's largest logit is found where it is computed: a greedy step writes no logits.
+
+#include <chrono>
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "attention.h"
+#include "lanes.h"
+#include "panels.h"
+#include "team.h"
+
+namespace minifer {
+
+// -- what Python hands over (`step.py` holds the same structures)
+
+struct Matrix {
+    const char* data;   // panels
+    const float* bias;  // [panels · 16] or null
+    int32_t rows;
+    int32_t columns;    // a multiple of 32
+    int32_t kind;
+    int32_t pad;
+};
+
+struct Layer {
+    const float* attention_norm;  // [D]
+    const float* mlp_norm;
+    const float* q_norm;  // [C] or null
+    const float* k_norm;
+    Matrix qkv, o, gate_up, down;  // gate_up: a panel of gate rows, then the same rows of up, …
+    void* keys;                    // [N, P, K, C]
+    void* values;
+    int64_t window;                // 0: full attention
+};
+
+struct Model {
+    int32_t layers, width, heads, kv_heads, hidden, vocabulary, block_size;
+    int32_t cache_kind;  // F32 or BF16, of keys and values
+    int32_t round;       // 1: vectors are bfloat16 where they meet a matrix
+    float eps, scale, rope_scaling;
+    int32_t threads;
+    const Layer* layer;
+    const float* final_norm;
+    Matrix head;
+    const float* inv_freq;  // [C/2]
+};
+
+struct Step {
+    int32_t rows, table_width, num_logits, pad;
+    float* x;                  // [T, D], the embedded tokens; overwritten
+    const int64_t* positions;  // [T]
+    const int64_t* slots;      // [T], where keys and values go; below 0: nowhere
+    const int32_t* tables;     // [T, table_width]
+    const int32_t* logits_rows;
+    float* logits;             // [R, V] or null
+    int64_t* best;             // [R], the largest logit's lowest index
+    float* best_logit;         // [R], NaN where any logit is
+    double* seconds;           // [PHASES] or null: what each phase took, its wait included
+};
+
+enum Phase { QKV, APPEND, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, PHASES };
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int FEW = 4;        // rows up to which quantised codes are used as they are
+constexpr int WIDE = 16;      // vectors a panel meets at a time
+constexpr int STRETCH = 256;  // positions of a context that are a unit of work
+
+int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+// Vectors [T, columns] in the type they are multiplied in, zero beyond their width.
+template <class T>
+struct Vectors {
+    std::vector<T> values;
+    int stride = 0;
+
+    void reserve(int rows, int width) {
+        stride = round_up(width, GROUP);
+        values.assign(size_t(rows) * stride, T{});
+    }
+    T* row(int r) { return values.data() + size_t(r) * stride; }
+};
+
+template <class T>
+class Run {
+public:
+    Run(const Model& model, const Step& step, int threads)
+        : m(model), s(step), rows(step.rows), threads(threads), barrier(threads),
+          counters(7 * model.layers + 4) {
+        int heads = (m.heads + 2 * m.kv_heads) * C;
+        qkv.resize(size_t(rows) * heads);
+        normed.reserve(rows, m.width);
+        attended.reserve(rows, m.heads * C);
+        hidden.reserve(rows, m.hidden);
+        cos.resize(size_t(rows) * C / 2);
+        sin.resize(cos.size());
+        plan_attention();
+        best.resize(size_t(threads) * std::max(1, s.num_logits));
+    }
+
+    void work(int thread) {
+        Local local(*this, thread);
+        for (int r = thread; r < rows; r += threads) angles(r);
+        for (int i = 0; i < m.layers; i++) layer(m.layer[i], local);
+        head(local);
+    }
+
+    void finish() {
+        for (int r = 0; r < s.num_logits; r++) {
+            float value = -std::numeric_limits<float>::infinity();
+            int64_t index = 0;
+            bool nan = false;
+            for (int t = 0; t < threads; t++) {
+                const Best& top = best[size_t(t) * s.num_logits + r];
+                for (int i = 0; i < LANES; i++) {
+                    int64_t here = int64_t(top.panel[i]) * LANES + i;
+                    nan |= top.nan[i] != 0;
+                    if (top.value[i] > value || (top.value[i] == value && here < index)) {
+                        value = top.value[i];
+                        index = here;
+                    }
+                }
+            }
+            s.best[r] = index;
+            s.best_logit[r] = nan ? std::numeric_limits<float>::quiet_NaN() : value;
+        }
+    }
+
+private:
+    // The largest logit so far, and its panel, in each lane; panels come in rising order.
+    struct Best {
+        f32x16 value = splat(-std::numeric_limits<float>::infinity());
+        i32x16 panel = {}, nan = {};
+
+        void see(int number, f32x16 logits) {
+            i32x16 larger = logits > value;
+            value = choose(larger, logits, value);
+            panel = (larger & number) | (~larger & panel);
+            nan |= logits != logits;
+        }
+    };
+
+    // What one thread keeps for itself.
+    struct Local {
+        int thread;
+        double since;           // when the last phase ended
+        int counter = 0;        // of the next phase that is shared out
+        Vectors<T> few;         // norms of a few rows: cheaper made by each thread than waited for
+        std::vector<T> panel;   // one panel, unpacked
+        std::vector<float> sums;
+        std::vector<Vector<T>> in;
+        std::vector<f32x16> gates;
+
+        Local(Run& run, int thread)
+            : thread(thread), since(std::chrono::duration<double>(Clock::now().time_since_epoch()).count()) {
+            const Model& m = run.m;
+            int widest = round_up(std::max({m.width, m.hidden, m.heads * C}), GROUP);
+            if (run.rows <= FEW) few.reserve(run.rows, m.width);
+            panel.resize(size_t(2) * widest * LANES);
+            sums.resize(size_t(FEW) * widest / GROUP);
+            gates.resize(run.rows);
+        }
+    };
+
+    void angles(int r) {
+        int half = C / 2;
+        for (int i = 0; i < half; i++) {
+            float angle = float(s.positions[r]) * m.inv_freq[i];
+            cos[size_t(r) * half + i] = std::cos(angle) * m.rope_scaling;
+            sin[size_t(r) * half + i] = std::sin(angle) * m.rope_scaling;
+        }
+    }
+
+    // The end of a phase: nobody goes on before all are through.
+    void meet(Phase phase, Local& local) {
+        barrier.wait();
+        if (!s.seconds || local.thread) return;
+        double now = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+        s.seconds[phase] += now - local.since;
+        local.since = now;
+    }
+
+    void layer(const Layer& layer, Local& local) {
+        int heads = (m.heads + 2 * m.kv_heads) * C;
+        normalise(layer.attention_norm, layer.qkv, nullptr, rows, local);
+        multiply(layer.qkv, local, [&](int row, int panel, f32x16 out) {
+            put(&qkv[size_t(row) * heads], panel, heads, out);
+        });
+        meet(QKV, local);
+        for (int r = local.thread; r < rows; r += threads) append(layer, r);
+        meet(APPEND, local);
+        share(int(units.size()), local.thread, threads, counters[local.counter++],
+              [&](int unit) { attention(layer, units[unit]); });
+        meet(ATTENTION, local);
+        inputs(attended, layer.o, rows, local);
+        multiply(layer.o, local, [&](int row, int panel, f32x16 out) { add(row, panel, out); });
+        meet(OUTPUT, local);
+        normalise(layer.mlp_norm, layer.gate_up, nullptr, rows, local);
+        gate_up(layer.gate_up, local);
+        meet(GATE_UP, local);
+        inputs(hidden, layer.down, rows, local);
+        multiply(layer.down, local, [&](int row, int panel, f32x16 out) { add(row, panel, out); });
+        meet(DOWN, local);
+    }
+
+    void head(Local& local) {
+        normalise(m.final_norm, m.head, s.logits_rows, s.num_logits, local);
+        Best* mine = &best[size_t(local.thread) * std::max(1, s.num_logits)];
+        multiply(m.head, local, [&](int row, int panel, f32x16 out) {
+            if (s.logits) put(s.logits + size_t(row) * m.vocabulary, panel, m.vocabulary, out);
+            for (int i = m.vocabulary - panel * LANES; i < LANES; i++)
+                out[i] = -std::numeric_limits<float>::infinity();  // no such token
+            mine[row].see(panel, out);
+        });
+        meet(HEAD, local);
+    }
+
+    // -- norms, and what a matrix is given
+
+    // The vectors that the next matrix meets: norms of `which` rows of x (all of them when null).
+    void normalise(
+        const float* weight, const Matrix& next, const int32_t* which, int count, Local& local) {
+        Vectors<T>& to = count <= FEW && rows <= FEW ? local.few : normed;
+        bool alone = &to == &local.few;
+        for (int i = alone ? 0 : local.thread; i < count; i += alone ? 1 : threads)
+            norm(s.x + size_t(which ? which[i] : i) * m.width, weight, to.row(i));
+        if (!alone) barrier.wait();
+        inputs(to, next, count, local);
+    }
+
+    void norm(const float* x, const float* weight, T* to) {
+        int width = m.width, whole = width / LANES * LANES;
+        f32x16 squares = {};
+        for (int k = 0; k < whole; k += LANES) squares += load(x + k) * load(x + k);
+        float total = sum(squares);
+        for (int k = whole; k < width; k++) total += x[k] * x[k];
+        float scale = 1.0f / std::sqrt(total / width + m.eps);
+        for (int k = 0; k < whole; k += LANES) store(to + k, load(x + k) * scale * load(weight + k));
+        for (int k = whole; k < width; k++) {
+            f32x16 one = splat(x[k] * scale * weight[k]);
+            T rounded[LANES];
+            store(rounded, one);
+            to[k] = rounded[0];
+        }
+    }
+
+    void inputs(Vectors<T>& from, const Matrix& next, int count, Local& local) {
+        int groups = from.stride / GROUP;
+        local.in.resize(count);
+        for (int i = 0; i < count; i++) {
+            float* sums = next.kind == Q4 && count <= FEW ? &local.sums[size_t(i) * groups] : nullptr;
+            local.in[i] = {from.row(i), sums};
+            for (int g = 0; sums && g < groups; g++)
+                sums[g] = sum(load(from.row(i) + g * GROUP) + load(from.row(i) + g * GROUP + LANES));
+        }
+    }
+
+    // -- matrices
+
+    // Calls out(row, panel, sixteen sums) for all rows of `local.in` and all panels.
+    template <class Out>
+    void multiply(const Matrix& w, Local& local, Out out) {
+        int64_t bytes = panel_bytes(w.kind, w.columns);
+        share(round_up(w.rows, LANES) / LANES, local.thread, threads, counters[local.counter++],
+              [&](int panel) { one_panel(w, w.data + panel * bytes, panel, local, out); });
+    }
+
+    template <class Out>
+    void one_panel(const Matrix& w, const char* data, int panel, Local& local, Out out) {
+        int kind = w.kind, count = int(local.in.size());
+        if (count > FEW && (kind == Q4 || kind == Q8)) {
+            unpack(kind, data, w.columns, local.panel.data());
+            data = (const char*)local.panel.data();
+            kind = sizeof(T) == 2 ? BF16 : F32;
+        }
+        f32x16 bias = {};
+        if (w.bias) bias = load(w.bias + panel * LANES);
+        for (int r = 0; r < count;) {
+            f32x16 acc[WIDE] = {};
+            const Vector<T>* in = &local.in[r];
+            int left = count - r, taken;
+            if (left >= 16) dot<16>(kind, data, w.columns, in, acc), taken = 16;
+            else if (left >= 8) dot<8>(kind, data, w.columns, in, acc), taken = 8;
+            else if (left >= 4) dot<4>(kind, data, w.columns, in, acc), taken = 4;
+            else if (left >= 2) dot<2>(kind, data, w.columns, in, acc), taken = 2;
+            else dot<1>(kind, data, w.columns, in, acc), taken = 1;
+            for (int b = 0; b < taken; b++) out(r + b, panel, acc[b] + bias);
+            r += taken;
+        }
+    }
+
+    void gate_up(const Matrix& w, Local& local) {
+        int64_t bytes = panel_bytes(w.kind, w.columns);
+        share(round_up(m.hidden, LANES) / LANES, local.thread, threads, counters[local.counter++], [&](int pair) {
+            const char* data = w.data + 2 * pair * bytes;
+            one_panel(w, data, 2 * pair, local, [&](int row, int, f32x16 out) { local.gates[row] = out; });
+            one_panel(w, data + bytes, 2 * pair + 1, local, [&](int row, int, f32x16 up) {
+                store(hidden.row(row) + pair * LANES, silu(local.gates[row]) * up);
+            });
+        });
+    }
+
+    static void put(float* to, int panel, int width, f32x16 out) {
+        int first = panel * LANES;
+        if (first + LANES <= width) store(to + first, out);
+        else
+            for (int i = 0; first + i < width; i++) to[first + i] = out[i];
+    }
+
+    void add(int row, int panel, f32x16 out) {
+        float* x = s.x + size_t(row) * m.width + panel * LANES;
+        int count = std::min(LANES, m.width - panel * LANES);
+        if (count == LANES) store(x, load(x) + out);
+        else
+            for (int i = 0; i < count; i++) x[i] += out[i];
+    }
+
+    // -- attention
+
+    struct Unit {
+        int row, head, first, last;  // positions first … last − 1
+        int part;                    // its partial result
+        int first_part, parts;       // of all stretches of the row and head
+        int join;                    // who of them is the last is counted here
+    };
+
+    // Short contexts are one unit a row and KV head; long ones are cut where there would be fewer
+    // units than threads can share evenly.
+    void plan_attention() {
+        bool cut = rows * m.kv_heads < 8 * threads;
+        int parts = 0, joins = 0;
+        for (int r = 0; r < rows; r++)
+            for (int h = 0; h < m.kv_heads; h++, joins++) {
+                int64_t last = s.positions[r] + 1;
+                int pieces = cut ? int((last + STRETCH - 1) / STRETCH) : 1, first_part = parts;
+                for (int p = 0; p < pieces; p++)
+                    units.push_back({r, h, int(last * p / pieces), int(last * (p + 1) / pieces),
+                                     parts++, first_part, pieces, joins});
+            }
+        stride = round_up(G * (C + 2), LANES);
+        scratch.resize(size_t(parts) * stride);
+        done = std::vector<Counter>(joins);
+    }
+
+    Partial partial(int part) {
+        float* base = &scratch[size_t(part) * stride];
+        return {base + G * C, base + G * (C + 1), base};
+    }
+
+    void append(const Layer& layer, int r) {
+        int H = m.heads, K = m.kv_heads, half = C / 2;
+        float* q = &qkv[size_t(r) * (H + 2 * K) * C];
+        float *k = q + H * C, *v = k + K * C;
+        for (int h = 0; h < H + K; h++) {
+            const float* weight = h < H ? layer.q_norm : layer.k_norm;
+            if (weight) norm_head(q + h * C, weight, m.eps);
+            rotate(q + h * C, &cos[size_t(r) * half], &sin[size_t(r) * half]);
+        }
+        for (int i = 0; i < H * C; i++) q[i] *= m.scale;
+        int64_t slot = s.slots[r];
+        if (slot < 0) return;
+        if (m.cache_kind == BF16) save((bf16*)layer.keys, slot, k), save((bf16*)layer.values, slot, v);
+        else save((float*)layer.keys, slot, k), save((float*)layer.values, slot, v);
+    }
+
+    template <class S>
+    void save(S* cache, int64_t slot, const float* from) {
+        int count = m.kv_heads * C;
+        for (int i = 0; i < count; i += LANES) store(cache + slot * count + i, load(from + i));
+    }
+
+    void attention(const Layer& layer, const Unit& u) {
+        if (m.cache_kind == BF16) stretch<bf16>(layer, u);
+        else stretch<float>(layer, u);
+        if (u.parts > 1) {
+            Counter& counter = done[u.join];
+            if (counter.next.fetch_add(1, std::memory_order_acq_rel) % u.parts != u.parts - 1) return;
+        }
+        // The last of the row's stretches to end joins them.
+        Partial whole = partial(u.first_part);
+        for (int p = 1; p < u.parts; p++) join(whole, partial(u.first_part + p));
+        for (int g = 0; g < G; g++)
+            for (int c = 0; c < C; c += LANES)
+                store(attended.row(u.row) + (u.head * G + g) * C + c,
+                      load(whole.values + g * C + c) / whole.l[g]);
+    }
+
+    template <class S>
+    void stretch(const Layer& layer, const Unit& u) {
+        int H = m.heads, K = m.kv_heads;
+        int64_t offset = int64_t(u.head) * C;
+        const int32_t* table = s.tables + size_t(u.row) * s.table_width;
+        Cache<S> keys{(const S*)layer.keys + offset, int64_t(K) * C, table, m.block_size};
+        Cache<S> values{(const S*)layer.values + offset, int64_t(K) * C, table, m.block_size};
+        const float* q = &qkv[size_t(u.row) * (H + 2 * K) * C + size_t(u.head) * G * C];
+        int first = u.first;
+        if (layer.window) first = std::max<int64_t>(first, s.positions[u.row] + 1 - layer.window);
+        attend(q, keys, values, std::min(first, u.last), u.last, partial(u.part));
+    }
+
+    const Model& m;
+    const Step& s;
+    const int rows, threads;
+    Barrier barrier;
+    std::vector<Counter> counters, done;
+    std::vector<float> qkv, cos, sin, scratch;
+    Vectors<T> normed, attended, hidden;
+    std::vector<Unit> units;
+    std::vector<Best> best;
+    int stride = 0;
+};
+
+template <class T>
+void run(const Model& model, const Step& step) {
+#ifdef _OPENMP
+    Run<T> all(model, step, model.threads);
+#pragma omp parallel num_threads(model.threads)
+    all.work(omp_get_thread_num());
+#else
+    Run<T> all(model, step, 1);
+    all.work(0);
+#endif
+    all.finish();
+}
+
+}  // namespace minifer
+
+extern "C" void minifer_step(const minifer::Model* model, const minifer::Step* step) {
+#ifdef MINIFER_BF16_DOT
+    if (model->round) return minifer::run<minifer::bf16>(*model, *step);
+#endif
+    minifer::run<float>(*model, *step);
+}

@@ -1,0 +1,216 @@
+"""Python's side of `step.cpp`: the structures it reads, and one call a step."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minifer.config import ModelConfig
+from minifer.kernels.cpu.pack import BF16, F32, Panels
+
+_pointer, _int32, _float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = [
+        ("data", _pointer),
+        ("bias", _pointer),
+        ("rows", _int32),
+        ("columns", _int32),
+        ("kind", _int32),
+        ("pad", _int32),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, _Matrix) for name in ("qkv", "o", "gate_up", "down")),
+        ("keys", _pointer),
+        ("values", _pointer),
+        ("window", ctypes.c_int64),
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, _int32)
+            for name in (
+                "layers", "width", "heads", "kv_heads", "hidden", "vocabulary",
+                "block_size", "cache_kind", "round",
+            )
+        ),
+        *((name, _float) for name in ("eps", "scale", "rope_scaling")),
+        ("threads", _int32),
+        ("layer", ctypes.POINTER(_Layer)),
+        ("final_norm", _pointer),
+        ("head", _Matrix),
+        ("inv_freq", _pointer),
+    ]  # fmt: skip
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *((name, _int32) for name in ("rows", "table_width", "num_logits", "pad")),
+        *(
+            (name, _pointer)
+            for name in (
+                "x", "positions", "slots", "tables", "logits_rows", "logits", "best", "best_logit",
+                "seconds",
+            )
+        ),
+    ]  # fmt: skip
+
+
+PHASES = ("qkv", "append", "attention", "output", "gate_up", "down", "head")
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer. Norms are float32 [D] and [C], those of heads None where the model has none."""
+
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    qkv: Panels
+    o: Panels
+    gate_up: Panels  # interleaved
+    down: Panels
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    layers: Sequence[LayerWeights]
+    final_norm: Tensor
+    head: Panels
+    inv_freq: Tensor
+    rope_scaling: float
+
+    @property
+    def nbytes(self) -> int:
+        """Of the panels, each of which a step reads once."""
+        matrices = [self.head, *(m for x in self.layers for m in (x.qkv, x.o, x.gate_up, x.down))]
+        return sum(matrix.data.nbytes for matrix in matrices)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a step: x float32 [T, D] (overwritten), positions and slots int64 [T], tables
+    int32 [T, width], logits_rows int32 [R]."""
+
+    x: Tensor
+    positions: Tensor
+    slots: Tensor
+    tables: Tensor
+    logits_rows: Tensor
+
+
+class CpuStep:
+    """A model whose steps are one call each.
+
+    library: of `build.load`, for this head_dim and query group. keys, values: of each layer,
+    [N, P, K, C] in float32 or bfloat16. vocabulary: logits a row. eps: of the norms.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        weights: Weights,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> None:
+        self._library = library
+        self._held = (weights, keys, values)  # the addresses below are theirs
+        self._vocabulary = config.vocab_size
+        dtype = keys[0].dtype
+        self._layers = (_Layer * len(weights.layers))(
+            *(
+                _Layer(
+                    _address(layer.attention_norm),
+                    _address(layer.mlp_norm),
+                    _address(layer.q_norm),
+                    _address(layer.k_norm),
+                    _matrix(layer.qkv),
+                    _matrix(layer.o),
+                    _matrix(layer.gate_up),
+                    _matrix(layer.down),
+                    _address(k),
+                    _address(v),
+                    layer.window or 0,
+                )
+                for layer, k, v in zip(weights.layers, keys, values, strict=True)
+            )
+        )
+        kind = F32 if dtype == torch.float32 else BF16
+        self._model = _Model(
+            layers=len(weights.layers),
+            width=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            hidden=config.intermediate_size,
+            vocabulary=config.vocab_size,
+            block_size=keys[0].shape[1],
+            cache_kind=kind,
+            round=kind == BF16,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+            rope_scaling=weights.rope_scaling,
+            layer=self._layers,
+            final_norm=_address(weights.final_norm),
+            head=_matrix(weights.head),
+            inv_freq=_address(weights.inv_freq),
+        )
+
+    def logits(self, rows: Rows) -> Tensor:
+        """float32 [R, V]."""
+        logits = torch.empty(len(rows.logits_rows), self._vocabulary)
+        self._run(rows, logits)
+        return logits
+
+    def largest(self, rows: Rows, seconds: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The lowest index of the largest logit int64 [R], and that logit float32 [R] (NaN where
+        any logit is). seconds: float64 [PHASES], to which the time of each phase is added."""
+        return self._run(rows, None, seconds)
+
+    def _run(
+        self, rows: Rows, logits: Tensor | None, seconds: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        count = len(rows.logits_rows)
+        best, best_logit = torch.empty(count, dtype=torch.int64), torch.empty(count)
+        step = _Step(
+            rows=len(rows.positions),
+            table_width=rows.tables.shape[1],
+            num_logits=count,
+            x=_address(rows.x),
+            positions=_address(rows.positions),
+            slots=_address(rows.slots),
+            tables=_address(rows.tables),
+            logits_rows=_address(rows.logits_rows),
+            logits=_address(logits),
+            best=_address(best),
+            best_logit=_address(best_logit),
+            seconds=_address(seconds),
+        )
+        self._model.threads = torch.get_num_threads()
+        self._library.minifer_step(ctypes.byref(self._model), ctypes.byref(step))
+        return best, best_logit
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous() and tensor.device.type == "cpu"
+    return tensor.data_ptr()
+
+
+def _matrix(panels: Panels) -> _Matrix:
+    data, bias = _address(panels.data), _address(panels.bias)
+    return _Matrix(data, bias, panels.rows, panels.columns, panels.kind)

@@ -1,0 +1,151 @@
+"""backend="compiled": a step of a few rows is one call of C++ that this machine's compiler made.
+
+Up to `MAX_ROWS` tokens, whatever they are (decodes, drafts to be verified, a short piece of a
+prompt), go through `minifer.kernels.cpu` in one launch; more of them are a matrix product's work
+and take the ordinary path through the model in torch. Both write the same KV storage, so a request
+goes from one to the other and back.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minifer.config import EngineConfig, ModelConfig
+from minifer.execution.runner import ModelRunner
+from minifer.execution.sampler import Picked
+from minifer.kernels.cpu.build import CompilerError, load
+from minifer.kernels.cpu.pack import interleave, pack
+from minifer.kernels.cpu.step import CpuStep, LayerWeights, Rows, Weights
+from minifer.kv.step_input import StepInput
+from minifer.models.transformer import RMSNorm, Transformer
+from minifer.weights.quantized import QuantizedWeight
+
+MAX_ROWS = 128
+
+
+class CompiledRunner(ModelRunner):
+    """Steps of up to `MAX_ROWS` tokens in one call, longer ones in torch.
+
+    It keeps a second copy of the weights, in panels. Vectors are rounded to the model's dtype
+    where they meet a matrix, sums are float32 and never rounded, those of the logits included: so
+    `float32_logits` changes nothing in such a step. Use `compiled_runner` to make one.
+    """
+
+    def __init__(
+        self, model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int, library: Any
+    ) -> None:
+        super().__init__(model, config, engine, num_blocks)
+        self._step = CpuStep(library, config, weights_of(model), self.kv.keys, self.kv.values)
+
+    def _logits(self, step: StepInput) -> Tensor | Picked:
+        if len(step.token_ids) > MAX_ROWS:
+            return super()._logits(step)
+        rows = self._rows(step)
+        return Picked(*self._step.largest(rows)) if step.greedy else self._step.logits(rows)
+
+    def _rows(self, step: StepInput) -> Rows:
+        """A row is a token; each brings the block table of its request."""
+        width = max(map(len, step.block_tables))
+        padded = [table + [0] * (width - len(table)) for table in step.block_tables]
+        starts = step.query_start
+        tables = [
+            table
+            for i, table in enumerate(padded)
+            for _ in range(starts[i + 1] - starts[i])
+        ]  # fmt: skip
+        token_ids = torch.tensor(step.token_ids)
+        return Rows(
+            self.model.embed(token_ids).float(),
+            torch.tensor(step.positions),
+            torch.tensor(step.slot_mapping),
+            torch.tensor(tables, dtype=torch.int32),
+            torch.tensor(step.logits_rows, dtype=torch.int32),
+        )
+
+
+def compiled_runner(
+    model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int
+) -> ModelRunner:
+    """The runner, or that of torch with a warning where there is no compiler.
+
+    Raises `ValueError` for a model that the compiled step does not run.
+    """
+    check_model(config)
+    parameter = next(model.parameters())
+    if parameter.device.type != "cpu":
+        raise ValueError(
+            f'backend="compiled" runs on a CPU, got device {parameter.device}: use "triton" or '
+            '"megakernel" on a GPU'
+        )
+    if parameter.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(
+            f'backend="compiled" needs dtype float32 or bfloat16, got {parameter.dtype}'
+        )
+    try:
+        library = load(config.head_dim, config.num_heads // config.num_kv_heads)
+    except CompilerError as error:
+        warnings.warn(f"{error}; running in torch, slower", RuntimeWarning, stacklevel=2)
+        return ModelRunner(model, config, engine, num_blocks)
+    return CompiledRunner(model, config, engine, num_blocks, library)
+
+
+def check_model(config: ModelConfig) -> None:
+    """Raises `ValueError` for a model that the compiled step does not run."""
+    if config.loop is not None:
+        raise ValueError(
+            'backend="compiled" runs each layer once, and this is a loop model: use backend="torch"'
+        )
+    if config.head_dim % 16:
+        raise ValueError(
+            f'backend="compiled" needs a head_dim that is a multiple of 16, got {config.head_dim}: '
+            'use backend="torch"'
+        )
+
+
+def weights_of(model: Transformer) -> Weights:
+    """The model's weights in panels."""
+    decoders: list[Any] = list(model.layers)
+    layers = []
+    for layer in decoders:
+        attention, mlp = layer.self_attn, layer.mlp
+        gate, up = _halves(mlp.gate_up_proj)
+        layers.append(
+            LayerWeights(
+                _norm(layer.input_layernorm),
+                _norm(layer.post_attention_layernorm),
+                _norm(attention.q_norm),
+                _norm(attention.k_norm),
+                pack(attention.qkv_proj.weight, attention.qkv_proj.bias),
+                pack(attention.o_proj.weight, attention.o_proj.bias),
+                interleave(pack(*gate), pack(*up)),
+                pack(mlp.down_proj.weight, mlp.down_proj.bias),
+                attention.window,
+            )
+        )
+    head = model.embed_tokens if model.lm_head is None else model.lm_head
+    rotary = model.rotary
+    return Weights(
+        layers, _norm(model.norm), pack(head.weight), rotary.inv_freq.contiguous(), rotary.scaling
+    )
+
+
+def _norm(norm: RMSNorm | None) -> Any:
+    return None if norm is None else norm.weight.detach().float().contiguous()
+
+
+def _halves(linear: Any) -> list[tuple[Any, Tensor | None]]:
+    """gate and up: (weight, bias) of the first and the second half of the rows."""
+    rows = linear.weight.shape[0] // 2
+    found = []
+    for part in (slice(0, rows), slice(rows, None)):
+        weight, bias = linear.weight, linear.bias
+        if isinstance(weight, QuantizedWeight):
+            half: Any = weight.map_rows(lambda tensor, part=part: tensor[part])
+        else:
+            half = weight[part]
+        found.append((half, None if bias is None else bias[part]))
+    return found
