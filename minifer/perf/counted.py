@@ -8,6 +8,7 @@ a parameter's or the KV cache's, says what kind of traffic it is.
 What `perf.costs` says of weights and KV is exact for `TorchBackend` where nothing is padded:
 
 - weights: each matrix whole, once a step; of the embedding one row a token, tied or not;
+  With codes for matrices it is not: unpacking reads and writes them on its way.
 - KV read: the context of every request once, K and V. Decode rows of unequal contexts are padded
   to the longest, so B requests read B · longest instead of the sum (`padded_kv_read`);
 - KV written: one token's K and V for each token of the step.
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minifer.config import ModelConfig
 from minifer.perf.costs import kv_bytes_per_token
+from minifer.weights.quantized import weight_tensors
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class CountingRunner:
     def forward(self, step: Any) -> Tensor:
         kv = (*self.runner.kv.keys, *self.runner.kv.values)
         logits, counted = count_bytes(
-            lambda: self.runner.forward(step), self.runner.model.parameters(), kv
+            lambda: self.runner.forward(step), weight_tensors(self.runner.model), kv
         )
         self.steps.append(CountedStep(batch_of(step), len(step.logits_rows), counted))
         return logits

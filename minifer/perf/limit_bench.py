@@ -27,7 +27,15 @@ from minifer.perf.bench import BenchmarkResult, run_benchmark
 from minifer.perf.costs import ElementBytes, OpCost, num_parameters, step_cost
 from minifer.perf.counted import CountedStep, padded_kv_read
 from minifer.perf.devices import DEVICES, Device
-from minifer.perf.steps import StepGroup, StepRecord, Steps, decoding, group, prefilling
+from minifer.perf.steps import (
+    StepGroup,
+    StepRecord,
+    Steps,
+    decoding,
+    element_bytes,
+    group,
+    prefilling,
+)
 from minifer.weights.resolve import LoadedModel
 
 READ, PRODUCT = "memory read", "matrix product"
@@ -149,7 +157,7 @@ def measure_limit(
     groups = tuple(group(loaded, name, records[steps:]) for name, records in taken.items())
     checks = tuple(check_bytes(loaded, name, s.count()) for name, s in sources.items())
     operations = {
-        str(p): step_cost(loaded.config, p.pairs, element=_element(loaded)).ops
+        str(p): step_cost(loaded.config, p.pairs, element=element_bytes(loaded)).ops
         for p in _shown(work)
     }
     details = {
@@ -189,14 +197,9 @@ def _shown(work: Sequence[Work]) -> list[Work]:
     return decode + prefill
 
 
-def _element(loaded: LoadedModel) -> ElementBytes:
-    size = next(loaded.model.parameters()).dtype.itemsize
-    return ElementBytes(size, size, size)
-
-
 def check_bytes(loaded: LoadedModel, name: str, step: CountedStep) -> ByteCheck:
     """What a step touched beside what `perf.costs` says of it. name: of the work."""
-    element = _element(loaded)
+    element = element_bytes(loaded)
     cost = step_cost(loaded.config, step.batch, num_logits=step.num_logits, element=element)
     total = cost.total()
     read = total.kv_bytes - cost["kv_write"].kv_bytes

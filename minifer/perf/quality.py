@@ -28,7 +28,7 @@ from torch import Tensor
 from minifer.execution.backend import Weight
 from minifer.execution.quantized_linear import can_pack, packed_error
 from minifer.execution.reference import DenseBackend, sequence_batch
-from minifer.weights.quantized import QuantizedWeight, quantized_weights
+from minifer.weights.quantized import QuantizedWeight, quantized_weights, weight_bytes
 
 WINDOW = 256  # tokens; the logits of one are 50 MB with 49,152 words
 TOKENS = 1536  # of the text at most: a byte-level vocabulary makes 6,000 of it
@@ -160,12 +160,6 @@ def _compare(truth: Tensor, other: Tensor, targets: Tensor) -> Tensor:
     same = truth.argmax(-1) == other.argmax(-1)
     columns = (-p[rows, targets].double(), -q[rows, targets].double(), kl, same.double())
     return torch.stack([column.sum() for column in columns])
-
-
-def weight_bytes(model: Any) -> int:
-    """Bytes of all weights: parameters, codes, scales and zeros."""
-    dense = sum(parameter.nbytes for parameter in model.parameters())
-    return dense + sum(weight.nbytes for _, weight in quantized_weights(model))
 
 
 def storage(model: Any) -> str:

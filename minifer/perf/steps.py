@@ -24,6 +24,7 @@ from minifer.models.transformer import Transformer
 from minifer.perf.costs import ElementBytes, OpCost, step_cost
 from minifer.perf.counted import CountedStep, CountingRunner, batch_of
 from minifer.perf.devices import Device
+from minifer.weights.quantized import weight_bytes
 from minifer.weights.resolve import LoadedModel
 
 BLOCK_SIZE = 16
@@ -267,13 +268,18 @@ def decoding(
     return Steps(timed)
 
 
+def element_bytes(loaded: LoadedModel) -> ElementBytes:
+    """What `perf.costs` multiplies by: of weights the mean, which codes make a fraction."""
+    size = next(loaded.model.parameters()).dtype.itemsize
+    return ElementBytes(weight_bytes(loaded.model) / loaded.model.num_parameters, size, size)
+
+
 def group(loaded: LoadedModel, label: str, records: Sequence[StepRecord]) -> StepGroup:
     """Steps of one kind as one point. Raises `ValueError` without any."""
     if not records:
         raise ValueError(f"records of {label} must hold at least one step, got none")
     middle = records[len(records) // 2]
-    size = next(loaded.model.parameters()).dtype.itemsize
-    element = ElementBytes(size, size, size)
+    element = element_bytes(loaded)
     return StepGroup(
         label,
         middle.kind,

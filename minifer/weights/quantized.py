@@ -181,6 +181,20 @@ def quantized_weights(model: nn.Module) -> Iterator[tuple[str, QuantizedWeight]]
             yield name, module
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all weights: parameters, codes, scales and zeros."""
+    dense = sum(parameter.nbytes for parameter in model.parameters())
+    return dense + sum(weight.nbytes for _, weight in quantized_weights(model))
+
+
+def weight_tensors(model: nn.Module) -> list[Tensor]:
+    """Whatever memory a product may read weights from: what a back end packed by now, too."""
+    coded = [weight for _, weight in quantized_weights(model)]
+    codes = [tensor for weight in coded for tensor in weight.buffers()]
+    packed = [tensor for weight in coded for tensor in weight.packed or ()]
+    return [*model.parameters(), *codes, *packed]
+
+
 def set_weight(module: nn.Module, weight: QuantizedWeight) -> None:
     """Put codes where `module.weight` was. Raises `ValueError` for another shape."""
     held: Any = module.weight

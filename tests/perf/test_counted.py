@@ -10,7 +10,9 @@ import torch
 from minifer import ModelConfig
 from minifer.perf.costs import ElementBytes, decode_cost, step_cost
 from minifer.perf.counted import CountingRunner, count_bytes, padded_kv_read
-from minifer.perf.steps import engine_for, random_model
+from minifer.perf.steps import element_bytes, engine_for, random_model
+from minifer.weights.quantized import weight_bytes
+from minifer.weights.resolve import load_model
 
 TINY = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -105,3 +107,14 @@ def test_activations_are_more_than_operations_must_exchange():
         assert step.seen.activations > predicted
     assert steps[1].batch == ((1, 13),)
     assert steps[1].seen.weights == decode_cost(TINY, 1, 13, element=FLOAT32).total().weight_bytes
+
+
+def test_codes_count_as_weights_and_cost_their_fraction_of_a_byte(text_model):
+    """int8: a byte a weight, two for a row's scale, and the embedding's row of the token."""
+    loaded = load_model(text_model, quantize="int8")
+    element = element_bytes(loaded)
+    assert element.weight * loaded.model.num_parameters == weight_bytes(loaded.model)
+    assert 1 < element.weight < 1.3 and element.activation == 2
+    last = counted_run(loaded, {"A": list(range(5))})[-1]  # all is packed by then
+    assert last.batch == ((1, 7),)
+    assert last.seen.weights == weight_bytes(loaded.model) + loaded.config.hidden_size + 2

@@ -18,9 +18,9 @@ from minifer.perf.quality import (
     quality,
     storage,
     table,
-    weight_bytes,
     weight_errors,
 )
+from minifer.weights.quantized import weight_bytes
 from minifer.weights.resolve import load_model
 
 
