@@ -7,12 +7,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from minifer.cli import bench_ladder
+from minifer.cli import bench_ladder, session
 from minifer.cli.bench_ladder import integers
 from minifer.cli.bench_peers import add_peer_options
 from minifer.cli.bench_speed import add_speed_options, cells, check_measurement, run_speed
 from minifer.cli.bench_text import prompt_tokens
-from minifer.cli.parser import add_command
+from minifer.cli.parser import add_command, engine_fields
 
 _ONLY_SPEED = ("vs", "plot", "prompt_file", "tokens", "runs", "threads")
 
@@ -53,6 +53,12 @@ def add(benchmarks: Any) -> None:
     add("--context", type=integers, metavar="S,…", help="tokens of each prompt (default: 128)")
     add("--tokens", type=int, metavar="N", help="that each is answered with (default: 64)")
     add("--prompt-file", type=Path, metavar="FILE", help="prompts from this text (default: random)")
+    add(
+        "--quality",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with --quantize: what it costs in perplexity, KL and weight errors (default: yes)",
+    )
     add_speed_options(parser)
     add_peer_options(parser)
     bench_ladder.add_ladder_options(parser)
@@ -83,9 +89,26 @@ def run(arguments: argparse.Namespace) -> int:
             for c in asked
         ]
 
-    source = str(arguments.prompt_file.name) if arguments.prompt_file else "random"
+    source = "random" if not text else "prose.txt"
+    if arguments.prompt_file is not None:
+        source = arguments.prompt_file.name
     settings = {"batch": batches, "context": contexts, "tokens": tokens, "prompts": source}
-    return run_speed(arguments, "decode", config, tasks, {}, settings)
+    status = run_speed(arguments, "decode", config, tasks, {}, settings)
+    if arguments.quality and getattr(arguments, "quantize", "none") != "none":
+        print(f"\n{_quality(arguments)}")
+    return status
+
+
+def _quality(arguments: argparse.Namespace) -> str:
+    """What smaller weights cost, beside what they bring."""
+    from minifer.perf.quality import quality, table
+    from minifer.weights.resolve import load_model
+
+    session.note("comparing with float32 (--no-quality leaves it out)")
+    dtype = engine_fields(arguments).get("dtype", "bfloat16" if arguments.vs else "auto")
+    loaded = load_model(arguments.model, dtype, "cpu", quantize=arguments.quantize)
+    reference = load_model(arguments.model, "float32", "cpu")
+    return table([quality(loaded, reference)])
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -183,7 +183,8 @@ def _numbers(options: Mapping[str, Any]) -> tuple[str, str]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = options.get("dtype", "auto")
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
+        coded = options.get("quantize", "none") != "none"
+        dtype = "float32" if device == "cpu" and not coded else "bfloat16"
     return dtype, device
 
 

@@ -1,4 +1,4 @@
-"""Prompts of a text: `--prompt-file`, in the tokens of the model that is asked."""
+"""Prompts of a text, in the tokens of the model that is asked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from typing import Any
 
 
 def prompt_tokens(arguments: argparse.Namespace) -> list[int]:
-    """Token ids of --prompt-file; none without it. Raises `ValueError` for an empty text."""
+    """Token ids of --prompt-file; without it none, or of the text that ships with minifer where
+    drafts are made: random tokens are answered with repetitions, which are easy to guess.
+
+    Raises `ValueError` for an empty text.
+    """
     file = arguments.prompt_file
-    if file is None:
+    if file is not None:
+        text = file.read_text(encoding="utf-8")
+    elif getattr(arguments, "speculative_method", "none") != "none":
+        from minifer.perf.quality import fixed_text
+
+        text = fixed_text()
+    else:
         return []
-    ids: list[int] = _tokenizer(arguments.model).encode(file.read_text(encoding="utf-8"))
+    ids: list[int] = _tokenizer(arguments.model).encode(text)
     if not ids:
         raise ValueError(f"--prompt-file must hold at least one token, {file} is empty")
     return ids

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor, nn
-
 from minifer.config import ModelConfig
+from minifer.weights.quantized import weight_bytes
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,11 @@ class Traffic:
     windows: tuple[tuple[int | None, int], ...]
 
     @classmethod
-    def of(cls, model: nn.Module, config: ModelConfig, kv_itemsize: int) -> Traffic | None:
+    def of(cls, model: Any, config: ModelConfig, kv_itemsize: int) -> Traffic | None:
         """Of a plain transformer; None for a loop model, which reads its core several times."""
         if config.loop is not None:
             return None
-        table = _tensors_of(_at(model, "embed_tokens"))
-        held = sum(t.nbytes for t in _unique([*model.parameters(), *_codes(model)]))
-        embedding = sum(t.nbytes for t in table)
+        held, embedding = weight_bytes(model), weight_bytes(model.embed_tokens)
         return cls(
             weights=held if config.tie_word_embeddings else held - embedding,
             row=embedding / config.vocab_size,
@@ -68,31 +65,6 @@ class Traffic:
         """Bytes of one step that decodes a token of each request. contexts: tokens whose KV it
         reads, its own included."""
         return self.weights + self.row * len(contexts) + self.kv(contexts)
-
-
-def _at(model: nn.Module, name: str) -> Any:
-    found = getattr(model, name, None)
-    if found is None:
-        raise ValueError(f"the model must have {name}, {type(model).__name__} has none")
-    return found
-
-
-def _tensors_of(part: Any) -> list[Tensor]:
-    """The tensors of a parameter or of a module."""
-    if isinstance(part, Tensor):
-        return [part]
-    return _unique([*part.parameters(), *part.buffers()])
-
-
-def _codes(model: nn.Module) -> list[Tensor]:
-    """Codes, scales and zeros of quantised matrices; other buffers (tables of angles) stay out."""
-    from minifer.weights.quantized import QuantizedWeight
-
-    return [t for m in model.modules() if isinstance(m, QuantizedWeight) for t in m.buffers()]
-
-
-def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def decode_bytes(traffic: Traffic, prompts: Sequence[int], steps: Iterable[Sequence[int]]) -> float:

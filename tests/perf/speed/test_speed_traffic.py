@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from fakes import tiny_config, tiny_model
@@ -31,7 +33,7 @@ def test_of_plain_weights_it_is_what_the_cost_model_says(tied, dtype, windows) -
 
 def test_quantised_matrices_count_their_codes_and_scales() -> None:
     config = tiny_config()
-    model = tiny_model(config)
+    model = copy.deepcopy(tiny_model(config))  # others share it
     before = Traffic.of(model, config, 4)
     projection = model.layers[0].mlp.down_proj
     plain = projection.weight
@@ -47,7 +49,7 @@ def test_quantised_matrices_count_their_codes_and_scales() -> None:
 
 def test_a_quantised_table_is_read_whole_as_head_and_by_rows_as_embedding() -> None:
     config = tiny_config(tie_word_embeddings=True)
-    model = tiny_model(config)
+    model = copy.deepcopy(tiny_model(config))  # others share it
     table = quantize(model.embed_tokens.weight.data, 8, 32)
     del model.embed_tokens.weight
     model.embed_tokens.weight = table
