@@ -118,4 +118,6 @@ def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
             said = next((x for x in done.stderr.splitlines() if "error" in x), done.stderr[:200])
             raise CompilerError(f"{compiler} cannot compile the step: {said.strip()}")
         os.replace(made, target)  # whole, or not at all
-    print(f"minifer: compiled in {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+    print(
+        f"minifer: compiled in {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True
+    )

@@ -133,7 +133,9 @@ class Sampler:
             return []
         if isinstance(logits, Picked):
             picks = list(zip(logits.tokens.tolist(), logits.logits.tolist(), strict=True))
-            return [_sampled(token, best, best) for token, best in (picks[r.logits_row] for r in rows)]
+            return [
+                _sampled(token, best, best) for token, best in (picks[r.logits_row] for r in rows)
+            ]
         ruled = [i for i, row in enumerate(rows) if has_rules(row.request)]
         wanted = [row.logits_row for row in rows]
         as_they_are = not ruled and wanted == list(range(len(logits)))
