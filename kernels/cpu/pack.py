@@ -7,6 +7,7 @@ and K to a multiple of 32, both with zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
