@@ -16,7 +16,7 @@ from minifer.kv.prefix_key import sha256
 from minifer.kv.step_input import StepInput
 from minifer.outputs import RequestGroup, RequestOutput
 from minifer.request import Request, SamplingParams
-from minifer.scheduling.plan import SchedulePlan
+from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
 from minifer.scheduling.scheduler import Scheduler
 
 
@@ -71,14 +71,27 @@ class ScheduleDriver:
         computed = self.compute(plan)
         self.scheduler.advance(plan)
         for entry in plan.scheduled:
-            request = entry.request
-            if request.num_computed_tokens == request.num_tokens:
-                request.token_ids.append(token(request) if callable(token) else token)
-                if request.num_output_tokens == request.params.max_tokens:
-                    self.scheduler.finish(request)
+            if entry.request.num_computed_tokens == entry.request.num_tokens:
+                self.reply(entry, token)
         self.kv.store(plan, computed)
         self.check()
         return plan
+
+    def reply(self, entry: ScheduledRequest, token: int | Callable[[Request], int]) -> None:
+        """The next token; while it is what was drafted, one more."""
+        request, num_right = entry.request, 0
+        drafts = list(request.draft_token_ids)
+        for place in range(1 + len(drafts)):
+            request.token_ids.append(token(request) if callable(token) else token)
+            right = request.token_ids[-1:] == drafts[place : place + 1]
+            num_right += right
+            done = request.num_output_tokens == request.params.max_tokens
+            if done or not right:
+                break
+        if drafts:
+            self.scheduler.keep_drafts(entry, num_right)
+        if done:
+            self.scheduler.finish(request)
 
     def read_block(self, block_id: int) -> tuple[tuple[int, ...], ...]:
         """What a tier stores of a block: only what was computed can be read."""
@@ -102,15 +115,17 @@ class ScheduleDriver:
             itertools.pairwise(step.query_start), plan.scheduled, strict=True
         ):
             for row in range(start, end):
-                prefix = tuple(entry.request.token_ids[: step.positions[row] + 1])
+                tokens = entry.request.token_ids + entry.request.draft_token_ids
+                prefix = tuple(tokens[: step.positions[row] + 1])
                 assert prefix[-1] == step.token_ids[row]
                 self.memory[step.slot_mapping[row]] = prefix
         for table, length, entry in zip(
             step.block_tables, step.seq_lens, plan.scheduled, strict=True
         ):
+            tokens = entry.request.token_ids + entry.request.draft_token_ids
             for p in range(length):
                 slot = table[p // P] * P + p % P
-                assert self.memory.get(slot) == tuple(entry.request.token_ids[: p + 1])
+                assert self.memory.get(slot) == tuple(tokens[: p + 1])
         return step
 
     def tokens(self) -> dict[str, int]:
@@ -144,7 +159,8 @@ class ScheduleDriver:
         assert len(ids) == len(set(ids)) <= self.config.max_num_seqs
         assert all(entry.num_new >= 1 for entry in plan.scheduled)
         assert all(entry.start == entry.request.num_computed_tokens for entry in plan.scheduled)
-        assert all(entry.end <= entry.request.num_tokens for entry in plan.scheduled)
+        assert all(e.end - e.num_draft <= e.request.num_tokens for e in plan.scheduled)
+        assert all(e.num_draft == len(e.request.draft_token_ids) for e in plan.scheduled)
         if self.scheduler.running or self.scheduler.waiting:
             assert plan.scheduled, "a step that moves nobody"
 

@@ -56,3 +56,20 @@ def with_draft_model(engine: Engine, seed: int, config=None) -> Engine:
     runner = ModelRunner(tiny_model(config, seed), config, engine.config, blocks)
     rejection = engine.config.speculative_acceptance == "rejection"
     return use(engine, DraftModelProposer(runner, rejection))
+
+
+def chi_square_fits(counts: Mapping, probabilities: Mapping) -> bool:
+    """Could these counts be of these probabilities? A true hypothesis fails once in a million.
+
+    Pearson's test; what is expected less than five times counts together. The limit is Wilson and
+    Hilferty's, 1931.
+    """
+    draws = sum(counts.values())
+    expected = {k: p * draws for k, p in probabilities.items() if p * draws >= 5}
+    pairs = [(counts.get(k, 0), e) for k, e in expected.items()]
+    rest = draws - sum(expected.values())
+    if rest >= 5:
+        pairs.append((draws - sum(count for count, _ in pairs), rest))
+    statistic = sum((count - e) ** 2 / e for count, e in pairs)
+    a = 2 / (9 * (len(pairs) - 1))
+    return statistic < (len(pairs) - 1) * (1 - a + 4.7534 * a**0.5) ** 3

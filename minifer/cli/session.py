@@ -156,6 +156,9 @@ def print_stats(llm: LLM, output: RequestOutput) -> None:
     if (tiers := llm.engine.kv.tiers) is not None:
         found = ", ".join(f"{count} from {tier}" for tier, count in tiers.stats.hits.items())
         rows.append(("tiers", f"tokens loaded so far: {found}"))
+    if (drafts := llm.engine.speculation_stats).num_drafts:
+        right = f"{drafts.num_accepted_tokens} of {drafts.num_draft_tokens} right so far"
+        rows.append(("drafts", f"{right}, {drafts.mean_acceptance_length:.1f} tokens a guess"))
     if llm.engine.guard_trips:
         trips = ", ".join(f"{guard} {count}" for guard, count in llm.engine.guard_trips.items())
         rows.append(("guards", f"alarms so far: {trips}"))

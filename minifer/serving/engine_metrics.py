@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from minifer.engine import Engine
+from minifer.execution.speculation.proposer import SpeculationStats
 from minifer.kv.tiers.stats import TierStats
 
 PREFIX = "minifer:"
@@ -39,10 +40,22 @@ class EngineCollector:
             text = "Times the core's weights were read"
             yield count("core_applications", text, loops.core_applications)
             yield count("token_loops", "Iterations of all tokens", loops.token_loops)
+        if self._engine.proposer is not None:
+            yield from self._speculation(self._engine.speculation_stats)
         trips = dict(self._engine.guard_trips)
         yield self._labelled("guard_trips", "Alarms of guards", ("guard",), by_one(trips))
         if kv.tiers is not None:
             yield from self._tiers(kv.tiers.stats)
+
+    def _speculation(self, stats: SpeculationStats) -> Iterator[Metric]:
+        count = self._counter
+        yield count("spec_decode_num_drafts", "Guesses of one or more tokens", stats.num_drafts)
+        yield count("spec_decode_num_draft_tokens", "Tokens guessed", stats.num_draft_tokens)
+        text = "Tokens guessed right"
+        yield count("spec_decode_num_accepted_tokens", text, stats.num_accepted_tokens)
+        by_place = {str(i): float(n) for i, n in enumerate(stats.num_accepted_tokens_per_pos)}
+        name = "spec_decode_num_accepted_tokens_per_pos"
+        yield self._labelled(name, text, ("position",), by_one(by_place))
 
     def _tiers(self, stats: TierStats) -> Iterator[Metric]:
         count = self._counter

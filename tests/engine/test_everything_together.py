@@ -1,4 +1,4 @@
-"""Everything at once: tiers, grammars, hooks, forks, aborts, Ctrl-C, broken steps, a tiny pool.
+"""Everything at once: tiers, grammars, hooks, forks, drafts, aborts, Ctrl-C, broken steps.
 
 Whatever happens around it, a reply that comes to its end is the reply of a plain engine that has
 nothing else to do; one that is cut off is its beginning. At the end nothing is left behind.
@@ -170,6 +170,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"prefix_index": "hash", "kv_dram_bytes": BLOCK, "max_prefill_chunk": 9},
     {"prefix_index": "radix", "scheduling_policy": "priority", "kv_dram_bytes": 12 * BLOCK},
     {"prefix_index": "radix", "scheduling_policy": "lpm", "kv_load_timeout": 0.003},
+    {"prefix_index": "hash", "speculative_method": "ngram", "prompt_lookup_min": 1},
 ]
 
 

@@ -121,6 +121,26 @@ def test_guards_are_counted(server: Live):
         assert error["code"] == "tool_call_loop" and "f was called" in error["message"]
 
 
+def test_drafts_are_counted_under_vllms_names(fresh: Live):
+    prompt = "the with statement and the with statement and the with statement and "
+    assert not any(name.startswith("spec_decode") for name, _ in scrape(fresh))
+    plain = fresh.complete(prompt, max_tokens=40, ignore_eos=True)
+    with live({"speculative_method": "ngram"}) as drafting:
+        answer = drafting.complete(prompt, max_tokens=40, ignore_eos=True)
+        assert answer["choices"][0]["text"] == plain["choices"][0]["text"]
+        drafting.wait_until_idle()
+        seen = scrape(drafting)
+        stats = drafting.llm.engine.speculation_stats
+    assert 0 < stats.num_accepted_tokens == seen["spec_decode_num_accepted_tokens_total", ()]
+    assert stats.num_draft_tokens == seen["spec_decode_num_draft_tokens_total", ()]
+    assert stats.num_drafts == seen["spec_decode_num_drafts_total", ()]
+    by_place = "spec_decode_num_accepted_tokens_per_pos_total"
+    places = [seen[by_place, (str(i),)] for i in range(4)]
+    assert places == stats.num_accepted_tokens_per_pos
+    assert sum(places) == stats.num_accepted_tokens
+    assert seen["generation_tokens_total", ()] == 40
+
+
 def test_two_servers_do_not_share_a_registry(fresh: Live, server: Live):
     server.complete("a", max_tokens=1)
     assert scrape(fresh)["generation_tokens_total", ()] == 0

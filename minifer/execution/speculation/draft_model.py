@@ -118,7 +118,8 @@ class DraftModelProposer(ModelProposer):
         ]
         part = part_of(step, parts, [guess.entry for guess in guesses])
         part.block_copies, part.block_poison = step.block_copies, step.block_poison
-        return self.runner.forward(part)
+        self.runner.move_blocks(part)
+        return self.runner.forward(part) if parts else torch.empty(0)
 
     def _next_pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor:
         # The last draft passes too, for its KV: the target may accept it.
