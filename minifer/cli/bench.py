@@ -9,6 +9,7 @@ from minifer.cli import (
     bench_kernels,
     bench_limit,
     bench_prefill,
+    bench_quality,
     bench_scaling,
     bench_serve,
     bench_throughput,
@@ -32,6 +33,7 @@ def add(commands: Any) -> None:
             ("bench prefill", "how fast it computes prompts; what a prefix-cache hit saves"),
             ("bench throughput", "a mixed workload, offline"),
             ("bench scaling", "how the cost of a step grows with batch, context and queue"),
+            ("bench quality", "what smaller weights cost in perplexity"),
             ("bench decode --ladder", "a decode step, from eager PyTorch to a megakernel"),
             ("bench kernels", "each Triton kernel alone"),
         ],
@@ -46,4 +48,5 @@ def add(commands: Any) -> None:
     bench_prefill.add(benchmarks)
     bench_throughput.add(benchmarks)
     bench_scaling.add(benchmarks)
+    bench_quality.add(benchmarks)
     bench_kernels.add(benchmarks)

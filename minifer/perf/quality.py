@@ -28,6 +28,8 @@ from torch import Tensor
 from minifer.execution.backend import Weight
 from minifer.execution.quantized_linear import can_pack, packed_error
 from minifer.execution.reference import DenseBackend, sequence_batch
+from minifer.execution.runner import Runner
+from minifer.kv.step_input import StepInput
 from minifer.weights.quantized import QuantizedWeight, quantized_weights, weight_bytes
 
 WINDOW = 256  # tokens; the logits of one are 50 MB with 49,152 words
@@ -84,7 +86,8 @@ def quality(
     """Compare two `LoadedModel`s of one checkpoint.
 
     reference: in float32. text: in place of the one that ships. logits: (model, token ids) →
-    float32 [T, V] of `loaded`, in place of `decode_logits`, for another back end.
+    float32 [T, V] of `loaded`, in place of `decode_logits`: for another back end `runner_logits`.
+    What it multiplies by is then taken to be what is stored.
 
     Raises `ValueError` for a reference that is not float32, for models of different
     configurations, and for a text of less than two tokens.
@@ -109,7 +112,7 @@ def quality(
             truth = decode_logits(reference.model, window)
             other = (logits or decode_logits)(loaded.model, window)
             sums += _compare(truth[:-1], other[:-1].float(), torch.tensor(window[1:]))
-        errors = tuple(weight_errors(loaded.model, reference.model))
+        errors = tuple(weight_errors(loaded.model, reference.model, packed=logits is None))
     count = sum(len(window) - 1 for window in windows)
     reference_loss, loss, kl, same = (sums / count).tolist()
     return Quality(
@@ -152,6 +155,35 @@ def decode_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
     return logits
 
 
+def runner_logits(runner: Runner, block_size: int) -> Logits:
+    """`decode_logits` of the runner of any back end, a few tokens a step, KV in blocks 0, 1, ….
+
+    The runner's pool must hold `WINDOW` tokens, and its model is the one it was made of.
+    """
+
+    def all_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
+        table = list(range(-(-len(token_ids) // block_size)))
+        parts = []
+        for start in range(0, len(token_ids), _TOKENS_AT_ONCE):
+            stop = min(start + _TOKENS_AT_ONCE, len(token_ids))
+            step = StepInput(
+                block_size,
+                token_ids=list(token_ids[start:stop]),
+                positions=list(range(start, stop)),
+                slot_mapping=list(range(start, stop)),  # block b holds slots b · P and on
+                query_start=[0, stop - start],
+                seq_lens=[stop],
+                block_tables=[table],
+                logits_rows=list(range(stop - start)),
+            )
+            logits = runner.forward(step)
+            assert isinstance(logits, Tensor)  # `greedy` is not set
+            parts.append(logits)
+        return torch.cat(parts)
+
+    return all_logits
+
+
 def _compare(truth: Tensor, other: Tensor, targets: Tensor) -> Tensor:
     """Sums over rows of logits [R, V]: float32's loss, the other's, KL, equal greedy tokens."""
     p, q = truth.log_softmax(-1), other.log_softmax(-1)
@@ -169,8 +201,8 @@ def storage(model: Any) -> str:
     return f"{' and '.join(map(str, bits))} bits, {dtype}" if bits else dtype
 
 
-def weight_errors(model: Any, reference: Any) -> Iterator[WeightError]:
-    """Of every kind of matrix, in the model's order."""
+def weight_errors(model: Any, reference: Any, packed: bool = True) -> Iterator[WeightError]:
+    """Of every kind of matrix, in the model's order. packed: torch's kernels multiply."""
     coded = dict(quantized_weights(model))
     kinds: dict[str, list[tuple[Weight, Tensor]]] = {}
     for name, truth in reference.named_parameters():
@@ -181,7 +213,7 @@ def weight_errors(model: Any, reference: Any) -> Iterator[WeightError]:
         stored = sorted({_stored(held) for held, _ in pairs})
         sums = [0.0, 0.0, 0.0]  # of squares: weights, errors of codes, of what is multiplied by
         most = [0.0, 0.0, 0.0]  # the greatest of each
-        packs = next(model.parameters()).dtype == torch.bfloat16
+        packs = packed and next(model.parameters()).dtype == torch.bfloat16
         for held, truth in pairs:
             for values in _slices(held, truth, packs):
                 for i, value in enumerate(values):

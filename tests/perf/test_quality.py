@@ -9,13 +9,16 @@ import pytest
 import torch
 from fakes import tiny_config
 
+from minifer import EngineConfig
 from minifer.execution.reference import reference_logits
+from minifer.execution.runner import make_runner
 from minifer.perf import quality as module
 from minifer.perf.quality import (
     WINDOW,
     decode_logits,
     fixed_text,
     quality,
+    runner_logits,
     storage,
     table,
     weight_errors,
@@ -168,3 +171,13 @@ def test_what_cannot_be_compared_is_refused(reference, int8, text_model):
         quality(int8, other)
     with pytest.raises(ValueError, match="text must have at least 2 tokens, got 1"):
         quality(int8, reference, text="a")
+
+
+def test_a_runner_scores_like_the_model_it_was_made_of(int8):
+    """Blocks, chunks and a KV cache in place of one dense pass."""
+    tokens = int8.tokenizer.encode(fixed_text()[:WINDOW])
+    config = EngineConfig(block_size=8)
+    runner = make_runner(int8.model, int8.config, config, -(-len(tokens) // 8))
+    found = runner_logits(runner, 8)(int8.model, tokens)
+    expected = reference_logits(int8.model, tokens)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
