@@ -12,6 +12,7 @@ from minifer.cli import (
     bench_quality,
     bench_scaling,
     bench_serve,
+    bench_startup,
     bench_throughput,
 )
 from minifer.cli.parser import add_command
@@ -32,6 +33,7 @@ def add(commands: Any) -> None:
             ("bench decode", "how fast it decodes, and against others with --vs"),
             ("bench prefill", "how fast it computes prompts; what a prefix-cache hit saves"),
             ("bench throughput", "a mixed workload, offline"),
+            ("bench startup", "from the command to its first token, and the memory it takes"),
             ("bench scaling", "how the cost of a step grows with batch, context and queue"),
             ("bench quality", "what smaller weights cost in perplexity"),
             ("bench decode --ladder", "a decode step, from eager PyTorch to a megakernel"),
@@ -48,5 +50,6 @@ def add(commands: Any) -> None:
     bench_prefill.add(benchmarks)
     bench_throughput.add(benchmarks)
     bench_scaling.add(benchmarks)
+    bench_startup.add(benchmarks)
     bench_quality.add(benchmarks)
     bench_kernels.add(benchmarks)
