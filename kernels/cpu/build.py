@@ -1,8 +1,9 @@
 """Compile `step.cpp` for this CPU once, and keep the result.
 
 The library is plain C++ without torch's or Python's headers, so one compiler call of a few seconds
-makes it. What it depends on names the file it is kept in: sources, flags, compiler, CPU, and the
-two sizes that are fixed when it is compiled (head_dim and query heads a KV head).
+makes it. The file it is kept in is named after what it depends on (sources, compiler, CPU, and the
+two sizes that are fixed when it is compiled: head_dim and query heads a KV head) and after its own
+content, so that a torn file is found out. A process that finds its file runs no compiler.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from minifer.weights.atomic import scratch_folder
@@ -24,70 +28,128 @@ from minifer.weights.pull import cache_dir
 
 _SOURCES = ("step.cpp", "attention.h", "panels.h", "lanes.h", "team.h")
 _COMPILERS = ("g++", "clang++", "c++")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _SECONDS = 10  # about how long it takes, for the notice
+
+Compiler = tuple[str, ...]  # a path, and the flags that $CXX may bring along
 
 
 class CompilerError(RuntimeError):
     """The step could not be compiled here. The text says why in one sentence."""
 
 
-def find_compiler() -> str:
-    """Path of the C++ compiler: $CXX, else g++, clang++ or c++. Raises `CompilerError`."""
-    asked = os.environ.get("CXX")
+def find_compiler() -> Compiler:
+    """The C++ compiler: $CXX, else g++, clang++ or c++. Raises `CompilerError`."""
+    if sys.platform == "win32":
+        raise CompilerError("the step is not compiled on Windows (it is under WSL)")
+    asked = os.environ.get("CXX", "").strip()
     for name in (asked,) if asked else _COMPILERS:
-        if (found := shutil.which(name)) is not None:
-            return found
+        program, *flags = shlex.split(name)
+        if (found := shutil.which(program)) is not None:
+            return (found, *flags)
     what = f"CXX names {asked!r}, which is not there" if asked else "no g++, clang++ or c++ is here"
     raise CompilerError(f"{what}: install a C++ compiler (such as `apt install g++`)")
 
 
-@functools.cache
-def load(head_dim: int, query_group: int, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
+def load(head_dim: int, query_group: int, defines: Sequence[str] = ()) -> ctypes.CDLL:
     """The library for these sizes, compiled if it was not yet.
 
     defines: further macros, such as MINIFER_PORTABLE (no intrinsics). Says on standard error when
-    the compiler runs. Raises `CompilerError`.
+    the compiler runs. Raises `CompilerError`; a compiler that failed is not run again.
     """
     macros = (f"MINIFER_HEAD_DIM={head_dim}", f"MINIFER_QUERY_GROUP={query_group}", *defines)
-    compiler = find_compiler()
-    flags = [*_flags(compiler), *(f"-D{macro}" for macro in macros)]
-    target = cache_dir() / "compiled" / f"step-{_digest(compiler, flags)}.so"
-    if not target.is_file():
-        _compile(compiler, flags, target)
+    made = _once(find_compiler(), macros, cache_dir() / "compiled")
+    if isinstance(made, CompilerError):
+        raise CompilerError(str(made))
+    return made
+
+
+@functools.cache
+def _once(compiler: Compiler, macros: tuple[str, ...], folder: Path) -> ctypes.CDLL | CompilerError:
     try:
-        library = ctypes.CDLL(str(target))
-    except OSError as error:
-        target.unlink(missing_ok=True)  # whatever it is, the next process makes it anew
-        raise CompilerError(f"the compiled step cannot be loaded: {error}") from error
+        library = _library(compiler, macros, folder)
+    except CompilerError as error:
+        return error
     library.minifer_step.restype = None
     return library
 
 
-def _flags(compiler: str) -> list[str]:
-    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-    flags = ["-std=c++17", "-O3", native, "-fPIC", "-shared", "-w"]
-    return [*flags, "-fopenmp"] if _compiles(compiler, (*flags, "-fopenmp")) else flags
+def _library(compiler: Compiler, macros: tuple[str, ...], folder: Path) -> ctypes.CDLL:
+    name = f"step-{_key(compiler, macros)}"
+    for kept in sorted(folder.glob(f"{name}-*.so")):
+        with suppress(OSError):
+            if kept.stem == f"{name}-{_digest(kept.read_bytes())}":
+                return ctypes.CDLL(str(kept))
+        with suppress(OSError):
+            kept.unlink()  # torn, or without the libraries it needs
+    with ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(scratch_folder(folder / name))
+        except OSError as error:
+            _say(f"{folder} cannot be written, so every start compiles: {error.strerror}")
+            folder = scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        made = scratch / "step.so"
+        _compile(compiler, macros, made)
+        target = folder / f"{name}-{_digest(made.read_bytes())}.so"
+        try:
+            os.replace(made, target)  # whole, or not at all
+            return ctypes.CDLL(str(target))
+        except OSError as error:
+            raise CompilerError(f"the compiled step cannot be loaded: {error}") from error
 
 
-@functools.cache
-def _compiles(compiler: str, flags: Sequence[str]) -> bool:
-    """Does an empty library compile and link? Apple's clang has no OpenMP."""
-    command = [compiler, *flags, "-x", "c++", "-", "-o", os.devnull]
+def _compile(compiler: Compiler, macros: Sequence[str], made: Path) -> None:
+    _say(f"compiling the step for this CPU, about {_SECONDS} s, once")
+    started = time.perf_counter()
+    flags = [*_FLAGS, *_native(compiler), *_openmp(compiler), *(f"-D{macro}" for macro in macros)]
+    source = Path(__file__).with_name("step.cpp")
+    done = _run([*compiler, *flags, str(source), "-o", str(made)])
+    if done.returncode or not made.is_file():
+        lines = (done.stderr or done.stdout).splitlines() or [f"exit status {done.returncode}"]
+        said = next((line for line in lines if "error" in line), lines[-1])
+        raise CompilerError(f"{compiler[0]} cannot compile the step: {said.strip()[:300]}")
+    _say(f"compiled in {time.perf_counter() - started:.1f} s")
+
+
+def _native(compiler: Compiler) -> list[str]:
+    """What lets it use all instructions of this CPU."""
+    for flag in ("-march=native", "-mcpu=native"):
+        if _compiles(compiler, [flag], ""):
+            return [flag]
+    return []
+
+
+def _openmp(compiler: Compiler) -> list[str]:
+    """Apple's clang has no OpenMP, another one perhaps no header: then one thread does it all."""
+    return ["-fopenmp"] if _compiles(compiler, ["-fopenmp"], "#include <omp.h>\n") else []
+
+
+def _compiles(compiler: Compiler, flags: Sequence[str], source: str) -> bool:
+    command = [*compiler, *_FLAGS, *flags, "-x", "c++", "-", "-o", os.devnull]
+    return _run(command, source).returncode == 0
+
+
+def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(command, input="", text=True, capture_output=True, timeout=60)
+        return subprocess.run(
+            command, input=source, capture_output=True, text=True, errors="replace", timeout=600
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        raise CompilerError(f"the C++ compiler {compiler} cannot be run: {error}") from error
-    return done.returncode == 0
+        raise CompilerError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
 
 
-def _digest(compiler: str, flags: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for name in _SOURCES:
-        digest.update(Path(__file__).with_name(name).read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=60).stdout
-    for part in (version, " ".join(flags).encode(), _cpu().encode()):
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:20]
+def _key(compiler: Compiler, macros: Sequence[str]) -> str:
+    """Of all that decides what the compiler makes. The compiler itself is not asked: it counts as
+    another one when its file is another."""
+    program = os.stat(compiler[0])
+    parts = [Path(__file__).with_name(name).read_bytes() for name in (*_SOURCES, "build.py")]
+    parts += [flag.encode() for flag in (*compiler, *_FLAGS, *macros, _cpu())]
+    parts += [f"{program.st_size} {program.st_mtime_ns}".encode()]
+    return _digest(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
 
 
 def _cpu() -> str:
@@ -97,27 +159,8 @@ def _cpu() -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    return "\n".join([platform.machine(), *sorted({x for x in lines if x.startswith(wanted)})])
 
 
-def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    print(
-        f"minifer: compiling the step for this CPU, about {_SECONDS} s, once",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
-    started = time.perf_counter()
-    with scratch_folder(target) as folder:
-        made = folder / target.name
-        source = Path(__file__).with_name("step.cpp")
-        command = [compiler, *flags, str(source), "-o", str(made)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise CompilerError(f"the C++ compiler {compiler} cannot be run: {error}") from error
-        if done.returncode:
-            said = next((x for x in done.stderr.splitlines() if "error" in x), done.stderr[:200])
-            raise CompilerError(f"{compiler} cannot compile the step: {said.strip()}")
-        os.replace(made, target)  # whole, or not at all
-    print(
-        f"minifer: compiled in {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True
-    )
+def _say(what: str) -> None:
+    print(f"minifer: {what}", file=sys.stderr, flush=True)
