@@ -165,8 +165,10 @@ class Scheduler:
 
     def _schedule_drafts(self, plan: SchedulePlan) -> None:
         """Drafts get what nobody else wanted: never another request's blocks or budget."""
+        if self.proposer is None:
+            return
         budget = self.config.max_num_batched_tokens - plan.num_tokens
-        for entry in plan.scheduled if self.proposer is not None else ():
+        for entry in plan.scheduled:
             request = entry.request
             if not entry.is_last_chunk or entry.num_new > 1:
                 continue  # it has more to catch up with

@@ -21,7 +21,7 @@ from torch import Tensor
 from minifer.config import EngineConfig, ModelConfig
 from minifer.execution.loops.runner import LoopedRunner
 from minifer.execution.runner import ModelRunner, make_runner
-from minifer.execution.sampler import Sampler, SampleRow
+from minifer.execution.sampler import Picked, Sampler, SampleRow, reads_largest_only
 from minifer.kv.step_input import StepInput
 from minifer.request import Request
 
@@ -76,20 +76,21 @@ class ModelProposer:
             logits = self._next_pass(step, guesses, place)
             guesses = [guess for guess in guesses if guess.count > place]
 
-    def _first_pass(self, step: StepInput, guesses: Sequence[_Guess]) -> Tensor:
+    def _first_pass(self, step: StepInput, guesses: Sequence[_Guess]) -> Tensor | Picked:
         """Logits [guesses, V] after the newest token of each."""
         raise NotImplementedError
 
-    def _next_pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor:
+    def _next_pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor | Picked:
         """Logits, after draft `place`, of those guesses that go on."""
         raise NotImplementedError
 
-    def _draw(self, logits: Tensor, guesses: Sequence[_Guess], drawn: int) -> list[int]:
+    def _draw(self, logits: Tensor | Picked, guesses: Sequence[_Guess], drawn: int) -> list[int]:
         """The next draft of each guess; `drawn` of them are there already."""
         rows = [SampleRow(i, g.request, g.request.seed, drawn) for i, g in enumerate(guesses)]
         tokens = self._sampler(logits, rows)
         random = [i for i, g in enumerate(guesses) if not g.request.params.is_greedy]
         if self._rejection and random:
+            assert isinstance(logits, Tensor)  # only greedy requests may be given less
             probs = self._sampler.probabilities(logits, [rows[i] for i in random])
             for i, row in zip(random, probs, strict=True):
                 before, own = guesses[i].request.draft_probs, row[None]
@@ -109,22 +110,22 @@ class DraftModelProposer(ModelProposer):
         super().__init__(rejection)
         self.runner = runner
 
-    def _first_pass(self, step: StepInput, guesses: Sequence[_Guess]) -> Tensor:
+    def _first_pass(self, step: StepInput, guesses: Sequence[_Guess]) -> Tensor | Picked:
         rows = pairwise(step.query_start)
         parts = [
             (b, range(first, end - entry.num_draft))
             for b, (entry, (first, end)) in enumerate(zip(step.scheduled, rows, strict=True))
             if entry.request.suspended is None
         ]
-        part = part_of(step, parts, [guess.entry for guess in guesses])
+        part = part_of(step, parts, guesses)
         part.block_copies, part.block_poison = step.block_copies, step.block_poison
         self.runner.move_blocks(part)
         return self.runner.forward(part) if parts else torch.empty(0)
 
-    def _next_pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor:
+    def _next_pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor | Picked:
         # The last draft passes too, for its KV: the target may accept it.
         parts = [(guess.entry, guess.rows(place)) for guess in guesses]
-        going = [guess.entry for guess in guesses if guess.count > place]
+        going = [guess for guess in guesses if guess.count > place]
         return self.runner.forward(part_of(step, parts, going))
 
 
@@ -146,24 +147,26 @@ class LoopProposer(ModelProposer):
         deeper = (request.num_loops or 0) > self._num_loops
         return super().num_drafts(request, most) if deeper else 0
 
-    def _first_pass(self, step: StepInput, guesses: Sequence[_Guess]) -> Tensor:
+    def _first_pass(self, step: StepInput, guesses: Sequence[_Guess]) -> Tensor | Picked:
         self._runner.move_blocks(step)  # a draft may be the first to write into a copied block
         return self._pass(step, guesses, 0)
 
-    def _next_pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor:
+    def _next_pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor | Picked:
         return self._pass(step, [guess for guess in guesses if guess.count > place], place)
 
-    def _pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor:
+    def _pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor | Picked:
         if not guesses:
             return torch.empty(0)
         parts = [(guess.entry, guess.rows(place)) for guess in guesses]
-        part = part_of(step, parts, [guess.entry for guess in guesses])
+        part = part_of(step, parts, guesses)
         return self._runner.draft(part, self._num_loops)
 
 
-def part_of(step: StepInput, parts: Sequence[Part], wanted: Sequence[int]) -> StepInput:
-    """Some rows of a step as a step of its own. wanted: the entries whose last row has logits."""
+def part_of(step: StepInput, parts: Sequence[Part], drawing: Sequence[_Guess]) -> StepInput:
+    """Some rows of a step as a step of its own. drawing: whose last row has logits."""
     part = StepInput(step.block_size)
+    part.greedy = all(reads_largest_only(guess.request) for guess in drawing)
+    wanted = {guess.entry for guess in drawing}
     for b, rows in parts:
         span = slice(rows.start, rows.stop)
         part.scheduled.append(step.scheduled[b])
