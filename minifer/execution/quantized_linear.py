@@ -98,8 +98,14 @@ def _pack_int4(weight: QuantizedWeight) -> tuple[Tensor, Tensor]:
 
 
 def _pack_int8(weight: QuantizedWeight) -> tuple[Tensor, Tensor]:
-    """int8 [N, K] and bfloat16 [N]. Codes are chosen for the scale as bfloat16 holds it."""
+    """int8 [N, K] and bfloat16 [N]."""
     if weight.group_size == weight.shape[1]:
         return weight.codes, weight.scale[:, 0].to(torch.bfloat16)
-    rows = quantize(weight.dequantize(), 8, weight.shape[1])
-    return rows.codes, rows.scale[:, 0].to(torch.bfloat16)
+    N, K = weight.shape
+    codes = torch.empty(N, K, dtype=torch.int8)
+    scale = torch.empty(N, dtype=torch.bfloat16)
+    step = max(1, _SLICE // K)
+    for rows in (slice(start, start + step) for start in range(0, N, step)):
+        again = quantize(weight.rows(rows), 8, K)
+        codes[rows], scale[rows] = again.codes, again.scale[:, 0]
+    return codes, scale

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 QUANTIZE_GROUP = 32  # columns that share a scale in a GGUF block
+_AT_ONCE = 1 << 20  # weights that are in float32 while they are quantised
 _SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal
 _LARGEST = torch.finfo(torch.float16).max
 
@@ -130,19 +131,26 @@ def quantize(weight: Tensor, bits: int, group_size: int = QUANTIZE_GROUP) -> Qua
             f"group_size must divide the {K} columns of the weight"
             f"{', an even number for 4 bits' if bits == 4 else ''}, got {group_size}"
         )
-    grouped = weight.detach().float().view(N, K // group_size, group_size)
-    low, high = grouped.amin(-1), grouped.amax(-1)
+    grouped = weight.detach().view(N, K // group_size, group_size)
+    low, high = grouped.amin(-1).float(), grouped.amax(-1).float()
     if not (low.isfinite() & high.isfinite()).all():
         raise ValueError("weight must be finite: a NaN or an infinity has no code")
-    zero: Tensor | None
+    zero: Tensor | None = None
     if bits == 4:
         scale, zero = _in_float16((high - low) / 15, low)
-        steps = (grouped - zero.float()[..., None]) / _divisor(scale)
-        codes = steps.round_().clamp_(0, 15).to(torch.uint8).view(N, K)
-        return QuantizedWeight(pack_nibbles(codes), scale, zero)
-    scale, _ = _in_float16(torch.maximum(-low, high) / 127)
-    steps = grouped / _divisor(scale)
-    return QuantizedWeight(steps.round_().clamp_(-127, 127).to(torch.int8).view(N, K), scale)
+        codes = torch.empty(N, K // 2, dtype=torch.uint8, device=weight.device)
+    else:
+        scale, _ = _in_float16(torch.maximum(-low, high) / 127)
+        codes = torch.empty(N, K, dtype=torch.int8, device=weight.device)
+    rows = max(1, _AT_ONCE // K)
+    for part in (slice(i, i + rows) for i in range(0, N, rows)):  # what is held twice is this
+        steps = grouped[part].float()
+        if zero is not None:
+            steps = ((steps - zero[part].float()[..., None]) / _divisor(scale[part])).round_()
+            codes[part] = pack_nibbles(steps.clamp_(0, 15).to(torch.uint8).flatten(1))
+        else:
+            codes[part] = (steps / _divisor(scale[part])).round_().clamp_(-127, 127).flatten(1)
+    return QuantizedWeight(codes, scale, zero)
 
 
 def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:

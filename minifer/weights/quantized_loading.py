@@ -20,6 +20,7 @@ from minifer.models.registry import build_model
 from minifer.models.rope import RotaryEmbedding
 from minifer.models.transformer import WeightPart
 from minifer.weights.loading import HEAD, LoadableModel, NamedWeights, load_weights
+from minifer.weights.mapped import mapped_tensors
 from minifer.weights.quantized import (
     QuantizedWeight,
     can_concatenate,
@@ -29,6 +30,7 @@ from minifer.weights.quantized import (
 )
 
 CODES = "quantized.safetensors"  # in a converted folder, beside model.safetensors
+_PARTS = ("codes", "scale", "zero")
 _BLOCK = 32
 
 
@@ -176,17 +178,15 @@ def read_codes(file: Path) -> Iterator[tuple[str, QuantizedWeight]]:
     try:
         with safe_open(file, framework="pt", device="cpu") as stored:
             names = set(stored.keys())
-            for name in sorted(n.removesuffix(".codes") for n in names if n.endswith(".codes")):
-                # Copies: nothing may depend on a file that a later pull replaces.
-                codes, scale = (
-                    stored.get_tensor(f"{name}.{part}").clone() for part in ("codes", "scale")
-                )
-                zero = f"{name}.zero"
-                yield (
-                    name,
-                    QuantizedWeight(
-                        codes, scale, stored.get_tensor(zero).clone() if zero in names else None
-                    ),
-                )
+        weights = sorted(n.removesuffix(".codes") for n in names if n.endswith(".codes"))
+        order = [f"{w}.{part}" for w in weights for part in _PARTS if f"{w}.{part}" in names]
+        parts: dict[str, Tensor] = {}
+        for name, tensor in mapped_tensors(file, order):
+            weight, _, part = name.rpartition(".")
+            # Copies: nothing may depend on a file that a later pull replaces.
+            parts[part] = tensor.clone()
+            if len(parts) == sum(f"{weight}.{each}" in names for each in _PARTS):
+                yield weight, QuantizedWeight(parts["codes"], parts["scale"], parts.get("zero"))
+                parts = {}
     except SafetensorError as error:
         raise ValueError(f"{file} is torn or incomplete ({error}): run `minifer pull`") from error

@@ -151,6 +151,21 @@ def test_memory_for_the_matrices_is_never_asked_for(tmp_path, monkeypatch):
     assert asked == []
 
 
+def test_the_pulled_models_codes_are_its_weights_to_the_bit(pulled_model):
+    """Q4_1 in the layers, Q8_0 for the embedding, against what was dequantised at the pull."""
+    if not (pulled_model / CODES).is_file():
+        pytest.skip("pulled before codes were kept: run `minifer pull` again for this test")
+    model, _, notice = load_hf_quantized(pulled_model, "file", torch.float32)
+    dense, _ = load_hf(pulled_model)
+    assert notice is None
+    held = dict(quantized_weights(model))
+    assert len(held) == 4 * 30 + 1
+    assert {(w.bits, w.group_size) for name, w in held.items() if "embed" not in name} == {(4, 32)}
+    assert held["embed_tokens.weight"].bits == 8
+    for name, weight in held.items():
+        assert torch.equal(weight.dequantize(), dense.get_parameter(name)), name
+
+
 @pytest.mark.parametrize("mode", ["int8", "int4"])
 def test_a_tied_heads_copy_is_compared_as_codes(mode):
     """Same numbers are the same codes; another head is refused."""
