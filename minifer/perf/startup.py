@@ -32,6 +32,7 @@ STAGES = (
 )
 _UNITS = {
     **{name: "s" for name, _ in STAGES},
+    "cpu_seconds": "s",
     "first_byte": "s",
     "exit": "s",
     "weight_bytes": "B",
@@ -173,6 +174,8 @@ def table(result: BenchmarkResult) -> str:
         for stage, what in STAGES:
             found = metrics[stage]
             lines.append(f"  {found.median:7.3f} s ± {found.iqr / 2:.3f}  {what}")
+        computed = metrics["cpu_seconds"]
+        lines.append(f"  {computed.median:7.3f} s ± {computed.iqr / 2:.3f}  computed, on all cores")
         megabytes = {name: metrics[name].median / 1e6 for name in metrics if name.endswith("bytes")}
         held = f"{megabytes['weight_bytes']:.0f} MB weights, {megabytes['kv_bytes']:.0f} MB KV"
         if "memory_ratio" in metrics:

@@ -25,6 +25,7 @@ def test_the_stages_of_a_start_add_up_to_the_whole():
     assert min(stages) >= 0
     assert sum(stages) == pytest.approx(found["seconds"])
     assert found["imports"] > found["interpreter"] > 0
+    assert found["cpu_seconds"] > 0
     # 4 layers, keys and values, 16 tokens a block, 6 heads of 16, float32
     assert found["kv_pool_bytes"] == 8 * (4 * 2 * 16 * 6 * 16 * 4)
     # the embedding, 4 layers (q, k, v, o; gate, up, down; two norms) and the last norm
