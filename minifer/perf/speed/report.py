@@ -57,6 +57,7 @@ def table(report: SpeedReport) -> str:
         "rounds",
         "",
         *aligned(_speeds(report)),
+        *_how(report.rows),
     ]
     if any("forward_seconds" in row for row in report.rows):
         lines += ["", "mean time of each stage of a step:", "", *aligned(_stages(report.rows))]
@@ -65,7 +66,15 @@ def table(report: SpeedReport) -> str:
     return "\n".join(lines)
 
 
+def _how(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the speeds are."""
+    if any(row["kind"] == "decode" for row in rows):
+        return ["tokens/s: of all requests, from the last first token to the first last one"]
+    return []
+
+
 def _speeds(report: SpeedReport) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]]
     rows = [("work", "tokens/s", "IQR", "a step", "first token", "MBU", "MFU", "")]
     for row in report.rows:
         extra = []
@@ -91,7 +100,7 @@ def _speeds(report: SpeedReport) -> list[tuple[str, ...]]:
 
 
 def _stages(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    out = [("work", *STAGES, "scheduling and preparation")]
+    out: list[tuple[str, ...]] = [("work", *STAGES, "scheduling and preparation")]
     for row in rows:
         if "forward_seconds" in row:
             times = (_milliseconds(row[f"{stage}_seconds"]) for stage in STAGES)
@@ -104,6 +113,7 @@ def _others(report: SpeedReport) -> list[str]:
     result = report.result
     lines: list[str] = []
     if report.versus:
+        rows: list[tuple[str, ...]]
         rows = [("minifer ÷ other, in tokens/s", "minifer", "other", "ratio", "from", "to", "")]
         for other, by_task in report.versus.items():
             for task, ratio in by_task.items():
@@ -126,6 +136,12 @@ def _others(report: SpeedReport) -> list[str]:
     for engine, about in result.details["engines"].items():
         if about.get("versions"):
             lines.append(f"{engine}: {_about(about)}")
+    weights = result.settings.get("engine", {}).get("quantize", "none")
+    if "llamacpp" in report.versus and weights != "file":
+        lines.append(
+            "llamacpp multiplies by the file's weights, minifer by others: --quantize file "
+            "compares like with like"
+        )
     lines += [f"{engine} is left out: {why}" for engine, why in report.skipped.items()]
     return lines
 

@@ -25,14 +25,17 @@ there, both from one clock in seconds: what a speed is made of is decided elsewh
 An answer that holds {"missing": "why"} says that the engine is not installed here.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 import os
 import sys
 import time
+from typing import Any
 
 
-def main():
+def main() -> None:
     answer_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     (engine,) = sys.argv[1:]
@@ -44,13 +47,13 @@ def main():
     os._exit(0)  # an engine's threads and helpers may not want to leave
 
 
-def ask(engine, job):
+def ask(engine: str, job: dict[str, Any]) -> dict[str, Any]:
     try:
         peer = importlib.import_module(engine + "_peer")
         versions = peer.versions()
     except ImportError as error:
         return {"missing": str(error)}
-    answer = {"engine": engine, "versions": versions}
+    answer: dict[str, Any] = {"engine": engine, "versions": versions}
     if job.get("probe"):
         return answer
     started = time.perf_counter()
@@ -61,7 +64,7 @@ def ask(engine, job):
     return answer
 
 
-def measure(running, cell, warmup_tokens):
+def measure(running: Any, cell: dict[str, Any], warmup_tokens: int) -> dict[str, Any]:
     requests = cell["requests"]
     # Other prompts of the same lengths: an engine must not find these again in its cache.
     warm = [
@@ -79,7 +82,7 @@ def measure(running, cell, warmup_tokens):
     }
 
 
-def peak_rss():
+def peak_rss() -> int | None:
     """Bytes of this process at its largest, and of its largest child; None on Windows."""
     try:
         import resource

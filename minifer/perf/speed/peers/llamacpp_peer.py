@@ -6,12 +6,15 @@ the server one after the other, so their prompts are not computed in one step. o
 of `CommonParams`, and `flash_attn`: true or false.
 """
 
+from __future__ import annotations
+
 import importlib
 import threading
 import time
+from typing import Any
 
 
-def versions():
+def versions() -> dict[str, str]:
     from importlib.metadata import version
 
     importlib.import_module("xllamacpp")
@@ -21,7 +24,7 @@ def versions():
 class Peer:
     dtype = "as in the file"
 
-    def __init__(self, job):
+    def __init__(self, job: dict[str, Any]) -> None:
         module = importlib.import_module("xllamacpp")
         params = module.CommonParams()
         params.model.path = job["model"]
@@ -45,12 +48,12 @@ class Peer:
         self.config = {name: str(getattr(params, name)) for name in shown}
         self.config.update(job["options"], flash_attn=str(params.flash_attn_type))
 
-    def run(self, requests):
-        stamps = [[] for _ in requests]
-        failed = []
+    def run(self, requests: list[dict[str, Any]]) -> tuple[Any, Any, Any, dict[str, Any]]:
+        stamps: list[list[float]] = [[] for _ in requests]
+        failed: list[Exception] = []
 
-        def ask(i, request):
-            def arrived(_):
+        def ask(i: int, request: dict[str, Any]) -> None:
+            def arrived(_: object) -> bool:
                 stamps[i].append(time.perf_counter())
                 return False
 

@@ -4,10 +4,13 @@ options: fields of `EngineConfig`. The answer's `extra` holds what only our own 
 seconds of each stage, the bytes a step reads, drafts and how many were right.
 """
 
+from __future__ import annotations
+
 import importlib
+from typing import Any
 
 
-def versions():
+def versions() -> dict[str, str]:
     from importlib.metadata import version
 
     importlib.import_module("minifer")
@@ -15,7 +18,7 @@ def versions():
 
 
 class Peer:
-    def __init__(self, job):
+    def __init__(self, job: dict[str, Any]) -> None:
         torch = importlib.import_module("torch")
         torch.set_num_threads(job["threads"])
         session = importlib.import_module("minifer.perf.speed.session")
@@ -30,7 +33,7 @@ class Peer:
             "threads": torch.get_num_threads(),
         }
 
-    def run(self, requests):
+    def run(self, requests: list[dict[str, Any]]) -> tuple[Any, Any, Any, dict[str, Any]]:
         run = self._session.run([self._ask(tuple(r["prompt"]), r["max_tokens"]) for r in requests])
         extra = {
             "steps": [[step.ended, list(step.seconds)] for step in run.steps],

@@ -5,9 +5,14 @@ no prefix caching (its cost without its gain), room for all prompts in one step,
 `enforce_eager` says otherwise. options: arguments of `vllm.LLM`.
 """
 
+from __future__ import annotations
+
+import hashlib
 import importlib
 import os
+import tempfile
 import time
+from typing import Any
 
 # All of these must be set before vllm is imported.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process
@@ -17,7 +22,7 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def versions():
+def versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
 
@@ -31,8 +36,24 @@ def versions():
     raise ImportError("No module named 'vllm'")
 
 
+def weights_alone(model: str) -> str:
+    """A folder of links to all files of a checkpoint but the codes that minifer keeps beside its
+    weights: vLLM reads every safetensors file it finds. The same folder each time, because what
+    vLLM compiles is kept under the model's name."""
+    if not os.path.isfile(os.path.join(model, "quantized.safetensors")):
+        return model
+    name = "minifer-vllm-" + hashlib.sha256(model.encode()).hexdigest()[:16]
+    folder = os.path.join(tempfile.gettempdir(), name)
+    os.makedirs(folder, exist_ok=True)
+    for entry in os.listdir(model):
+        link = os.path.join(folder, entry)
+        if entry != "quantized.safetensors" and not os.path.lexists(link):
+            os.symlink(os.path.join(os.path.abspath(model), entry), link)
+    return folder
+
+
 class Peer:
-    def __init__(self, job):
+    def __init__(self, job: dict[str, Any]) -> None:
         cores = sorted(os.sched_getaffinity(0))[: job["threads"]]
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
         gib = max(1, -(-job["kv_bytes"] // 2**30))
@@ -49,17 +70,17 @@ class Peer:
             **job["options"],
         }
         self._vllm = vllm
-        self._engine = vllm.LLM(model=job["model"], **options).llm_engine
+        self._engine = vllm.LLM(model=weights_alone(job["model"]), **options).llm_engine
         self._count = 0
         self.dtype = str(self._engine.model_config.dtype).replace("torch.", "")
         kv_cache_space = os.environ["VLLM_CPU_KVCACHE_SPACE"] + " GiB"
         self.config = {**options, "cores": cores, "kv_cache": kv_cache_space}
 
-    def run(self, requests):
+    def run(self, requests: list[dict[str, Any]]) -> tuple[Any, Any, Any, dict[str, Any]]:
         names = {}
-        stamps = [[] for _ in requests]
+        stamps: list[list[float]] = [[] for _ in requests]
         seen = [0] * len(requests)
-        tokens = [[] for _ in requests]
+        tokens: list[list[int]] = [[] for _ in requests]
         started = time.perf_counter()
         for i, request in enumerate(requests):
             params = self._vllm.SamplingParams(
