@@ -6,6 +6,7 @@ The truth is the slow twin of the whole engine, or an engine that does not draft
 from __future__ import annotations
 
 import functools
+import math
 import random
 
 import pytest
@@ -18,7 +19,7 @@ from minifer.events import ListSink
 from minifer.execution.reference import reference_generate
 from minifer.execution.speculation.proposer import SpeculationStats, check_draft
 from minifer.postprocessing.hooks import HookVerdict
-from minifer.request import SamplingParams
+from minifer.request import OutputKind, SamplingParams
 
 MAX_TOKENS = 14
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
@@ -420,6 +421,40 @@ def fake_request(prompt, tokens, params):
     request.params = params
     request.token_ids += tokens
     return request
+
+
+@pytest.mark.parametrize("acceptance", ["same_noise", "rejection"])
+def test_a_draft_model_that_computes_nan_is_only_wrong(acceptance):
+    """Its drafts are token 0, and were drawn from nothing: accepted as often as token 0 is due."""
+    engine = with_draft_model(tiny_engine(speculative_acceptance=acceptance), 1)
+    broken = tiny_model(tiny_config(), 1)
+    engine.proposer.runner.model = lambda *args: broken(*args) * math.nan
+    engine.proposer.runner.model.logits = broken.logits
+    replies = replies_of(engine, 1.0, range(60))
+    stats = engine.speculation_stats
+    assert all(len(reply) == 6 for reply in replies)
+    assert stats.num_draft_tokens > 500 and stats.acceptance_rate < 0.2
+    if acceptance == "same_noise":
+        assert replies == replies_of(tiny_engine(), 1.0, range(60))
+
+
+@pytest.mark.parametrize("method", ["ngram", "another", "heart"])
+def test_deltas_of_several_tokens_add_up_to_the_reply(method):
+    engine, parts = drafting(method), {}
+    asked = GREEDY.with_(output_kind=OutputKind.DELTA, logprobs=1)
+    for i, prompt in enumerate(prompts()):
+        engine.add_request(str(i), prompt, asked)
+    while engine.has_unfinished_requests:
+        for output in step_checked(engine):
+            (one,) = output.outputs
+            assert len(one.token_ids) == len(one.logprobs) >= 1
+            assert all(t in scores for t, scores in zip(one.token_ids, one.logprobs, strict=True))
+            parts.setdefault(output.request_id, []).append(one.token_ids)
+    assert any(len(tokens) > 1 for deltas in parts.values() for tokens in deltas) or (
+        method == "another"
+    )
+    for i, tokens in enumerate(truth()):
+        assert [t for delta in parts[str(i)] for t in delta] == tokens
 
 
 # -- what is refused

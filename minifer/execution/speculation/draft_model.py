@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minifer.config import EngineConfig, ModelConfig
@@ -87,16 +88,20 @@ class ModelProposer:
     def _draw(self, logits: Tensor | Picked, guesses: Sequence[_Guess], drawn: int) -> list[int]:
         """The next draft of each guess; `drawn` of them are there already."""
         rows = [SampleRow(i, g.request, g.request.seed, drawn) for i, g in enumerate(guesses)]
-        tokens = self._sampler(logits, rows)
+        sampled = self._sampler(logits, rows)
+        # Where nothing can be drawn, any token will do: it is only a guess.
+        tokens = [0 if one.error is not None else one.token_id for one in sampled]
         random = [i for i, g in enumerate(guesses) if not g.request.params.is_greedy]
         if self._rejection and random:
             assert isinstance(logits, Tensor)  # only greedy requests may be given less
             probs = self._sampler.probabilities(logits, [rows[i] for i in random])
             for i, row in zip(random, probs, strict=True):
-                before, own = guesses[i].request.draft_probs, row[None]
-                guesses[i].request.draft_probs = own if before is None else torch.cat((before, own))
-        # Where nothing can be drawn, any token will do: it is only a guess.
-        return [0 if sampled.error is not None else sampled.token_id for sampled in tokens]
+                if sampled[i].error is not None:
+                    row = F.one_hot(torch.zeros_like(row[0], dtype=torch.int64), len(row)).to(row)
+                before = guesses[i].request.draft_probs
+                kept = row[None] if before is None else torch.cat((before, row[None]))
+                guesses[i].request.draft_probs = kept
+        return tokens
 
 
 class DraftModelProposer(ModelProposer):
