@@ -1,4 +1,4 @@
-// One query and its KV head: rotate, append, and attend over the blocks that are live.
+// Rotate, append, and attend over the blocks that are live.
 //
 // A unit of work is one row of the step, one KV head, and a stretch of its context. The G query
 // heads that share the KV head go together, so each key and value is read once. The sum over keys
@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "lanes.h"
+#include "panels.h"
 
 namespace minifer {
 
@@ -18,7 +19,7 @@ namespace minifer {
 constexpr int C = MINIFER_HEAD_DIM;     // a multiple of 16
 constexpr int G = MINIFER_QUERY_GROUP;  // query heads that share a KV head
 constexpr int PARTS = C / LANES;
-constexpr int TILE = LANES;  // keys whose scores are known before the maximum moves
+constexpr int TILE = 64;  // keys whose scores are known before the maximum moves
 
 // x [C] is turned by the angles position · inv_freq[i]: pair (i, i + C/2).
 inline void rotate(float* x, const float* cos, const float* sin) {
@@ -45,66 +46,180 @@ struct Partial {
     float* values;  // [G, C], e^(score − m) · v summed
 };
 
-// Where the keys (or values) of one KV head lie: block b, place p → base + (b · P + p) · stride.
+// Where the keys and values of one KV head lie: block b, place p → base + (b · P + p) · stride.
 template <class T>
 struct Cache {
-    const T* base;      // of the head
-    int64_t stride;     // numbers from one slot to the next: K · C
+    const T* keys;   // of the head
+    const T* values;
+    int64_t stride;  // numbers from one slot to the next: K · C
     const int32_t* table;
     int block_size;
+};
 
-    const T* at(int position) const {
-        int64_t slot = int64_t(table[position / block_size]) * block_size + position % block_size;
-        return base + slot * stride;
+// The slots of a row's positions one after the other, without a division each.
+class Walk {
+public:
+    Walk(const int32_t* table, int block_size, int position)
+        : table_(table + position / block_size), size_(block_size), place_(position % block_size) {}
+
+    int64_t next() {
+        int64_t slot = int64_t(*table_) * size_ + place_;
+        if (++place_ == size_) {
+            place_ = 0;
+            table_++;
+        }
+        return slot;
+    }
+
+private:
+    const int32_t* table_;
+    const int size_;
+    int place_;
+};
+
+inline void prefetch(const void* from, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i);
+}
+
+// The two products of attention for G queries. In float32 arithmetic:
+template <class T>
+struct Arithmetic {
+    using Weight = float;  // of a value
+    const float* q;        // [G, C]
+
+    explicit Arithmetic(const float* query) : q(query) {}
+
+    // With one key, not yet summed across lanes: to products[g · LANES].
+    void score(const T* key, f32x16* products) const {
+        f32x16 k[PARTS];
+        for (int c = 0; c < PARTS; c++) k[c] = load(key + c * LANES);
+        for (int g = 0; g < G; g++) {
+            f32x16 product = k[0] * load(q + g * C);
+            for (int c = 1; c < PARTS; c++) product += k[c] * load(q + g * C + c * LANES);
+            products[g * LANES] = product;
+        }
+    }
+
+    // acc += weights[g][j] · values, over `count` values.
+    static void add(f32x16 (&acc)[G][PARTS], const T* values, const int64_t* offset,
+                    const float (*weights)[TILE], int count) {
+        for (int j = 0; j < count; j++)
+            for (int c = 0; c < PARTS; c++) {
+                f32x16 v = load(values + offset[j] + c * LANES);
+                for (int g = 0; g < G; g++) acc[g][c] += v * weights[g][j];
+            }
+    }
+
+    static void put_in_order(f32x16 (&)[PARTS]) {}
+};
+
+#if defined(MINIFER_BF16_DOT) && MINIFER_HEAD_DIM % 32 == 0
+// In bfloat16, as the cache is: 32 products an instruction. Queries and weights are rounded.
+template <>
+struct Arithmetic<bf16> {
+    using Weight = bf16;
+    alignas(64) bf16 q[G * C];
+
+    explicit Arithmetic(const float* query) {
+        for (int i = 0; i < G * C; i += LANES) store(q + i, load(query + i));
+    }
+
+    void score(const bf16* key, f32x16* products) const {
+        __m512i k[C / 32];
+        for (int c = 0; c < C / 32; c++) k[c] = load_as<__m512i>(key + 32 * c);
+        for (int g = 0; g < G; g++) {
+            __m512 product = {};
+            for (int c = 0; c < C / 32; c++)
+                product = _mm512_dpbf16_ps(
+                    product, (__m512bh)k[c], (__m512bh)load_as<__m512i>(q + g * C + 32 * c));
+            products[g * LANES] = same_bits<f32x16>(product);
+        }
+    }
+
+    // Two values at a time, channel by channel: v0[0] v1[0] v0[1] v1[1] … The interleaving works
+    // within 128 bits, so acc holds channels 0–3, 8–11, … and 4–7, 12–15, … until they are put in order.
+    static void add(f32x16 (&acc)[G][PARTS], const bf16* values, const int64_t* offset,
+                    const bf16 (*weights)[TILE], int count) {
+        for (int j = 0; j < count; j += 2) {
+            const bf16 *v0 = values + offset[j], *v1 = j + 1 < count ? values + offset[j + 1] : v0;
+            for (int c = 0; c < PARTS; c += 2) {
+                __m512i a = load_as<__m512i>(v0 + c * LANES), b = load_as<__m512i>(v1 + c * LANES);
+                __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
+                for (int g = 0; g < G; g++) {  // the weight beyond the last is 0
+                    acc[g][c] = dot_pairs(acc[g][c], low, &weights[g][j]);
+                    acc[g][c + 1] = dot_pairs(acc[g][c + 1], high, &weights[g][j]);
+                }
+            }
+        }
+    }
+
+    static void put_in_order(f32x16 (&acc)[PARTS]) {
+        for (int c = 0; c < PARTS; c += 2) {
+            f32x16 low = acc[c], high = acc[c + 1];
+            acc[c] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+            acc[c + 1] = __builtin_shufflevector(
+                low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+        }
     }
 };
+#endif
 
 // Attend with query [G, C] (scaled) over positions first … last − 1.
 template <class T>
-inline void attend(const float* query, Cache<T> keys, Cache<T> values, int first, int last, Partial out) {
+inline void attend(const float* query, const Cache<T>& cache, int first, int last, Partial out) {
     constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+    const Arithmetic<T> arithmetic(query);
+    using Weight = typename Arithmetic<T>::Weight;
     f32x16 acc[G][PARTS] = {};
     float top[G], total[G] = {};
     std::fill_n(top, G, NOTHING);
-    alignas(64) float weights[G][TILE];
-    for (int start = first; start < last; start += TILE) {
+    int64_t offset[2][TILE];  // of this tile's positions, and of the next one's
+    Walk walk(cache.table, cache.block_size, first);
+    auto look = [&](int64_t* tile, int start) {
         int count = std::min(TILE, last - start);
-        f32x16 products[G][TILE];
         for (int j = 0; j < count; j++) {
-            const T* key = keys.at(start + j);
-            f32x16 k[PARTS];
-            for (int c = 0; c < PARTS; c++) k[c] = load(key + c * LANES);
+            tile[j] = walk.next() * cache.stride;
+            prefetch(cache.keys + tile[j], C * sizeof(T));
+            prefetch(cache.values + tile[j], C * sizeof(T));
+        }
+    };
+    look(offset[0], first);
+    for (int start = first, now = 0; start < last; start += TILE, now ^= 1) {
+        int count = std::min(TILE, last - start), vectors = (count + LANES - 1) / LANES;
+        look(offset[now ^ 1], start + TILE);
+        f32x16 scores[G][TILE / LANES];
+        for (int v = 0; v < vectors; v++) {
+            f32x16 products[G][LANES];
+            int here = std::min(LANES, count - v * LANES);
+            for (int j = 0; j < here; j++)
+                arithmetic.score(cache.keys + offset[now][v * LANES + j], &products[0][j]);
             for (int g = 0; g < G; g++) {
-                f32x16 product = k[0] * load(query + g * C);
-                for (int c = 1; c < PARTS; c++) product += k[c] * load(query + g * C + c * LANES);
-                products[g][j] = product;
+                for (int j = here; j < LANES; j++) products[g][j] = f32x16{};
+                scores[g][v] = choose(LANE < here, sums(products[g]), splat(NOTHING));
             }
         }
+        alignas(64) Weight weights[G][TILE];
         for (int g = 0; g < G; g++) {
-            for (int j = count; j < TILE; j++) products[g][j] = f32x16{};
-            f32x16 scores = sums(products[g]);
-            float m = top[g];
-            for (int j = 0; j < count; j++) m = scores[j] > m || scores[j] != scores[j] ? scores[j] : m;
-            float shrink = top[g] == m ? 1.0f : std::exp(top[g] - m);
-            f32x16 e = exp(scores - m);
-            for (int j = count; j < TILE; j++) e[j] = 0;
-            store(weights[g], e);
-            total[g] = total[g] * shrink + sum(e);
-            top[g] = m;
-            if (shrink != 1.0f)
-                for (int c = 0; c < PARTS; c++) acc[g][c] *= shrink;
-        }
-        for (int j = 0; j < count; j++) {
-            const T* value = values.at(start + j);
-            for (int c = 0; c < PARTS; c++) {
-                f32x16 v = load(value + c * LANES);
-                for (int g = 0; g < G; g++) acc[g][c] += v * weights[g][j];
+            f32x16 high = scores[g][0];
+            for (int v = 1; v < vectors; v++) high = choose(scores[g][v] > high, scores[g][v], high);
+            float m = std::max(top[g], largest(high));
+            float shrink = exp(splat(top[g] - m))[0];
+            f32x16 mass = {};
+            for (int v = 0; v < vectors; v++) {
+                f32x16 e = exp(scores[g][v] - m);  // 0 beyond the last
+                store(weights[g] + v * LANES, e);
+                mass += e;
             }
+            total[g] = total[g] * shrink + sum(mass);
+            top[g] = m;
+            for (int c = 0; c < PARTS; c++) acc[g][c] *= shrink;
         }
+        Arithmetic<T>::add(acc, cache.values, offset[now], weights, count);
     }
     for (int g = 0; g < G; g++) {
         out.m[g] = top[g];
         out.l[g] = total[g];
+        Arithmetic<T>::put_in_order(acc[g]);
         for (int c = 0; c < PARTS; c++) store(out.values + g * C + c * LANES, acc[g][c]);
     }
 }

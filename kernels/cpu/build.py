@@ -70,7 +70,7 @@ def _once(compiler: Compiler, macros: tuple[str, ...], folder: Path) -> ctypes.C
         library = _library(compiler, macros, folder)
     except CompilerError as error:
         return error
-    library.minifer_step.restype = None
+    library.minifer_step.restype = ctypes.c_int
     return library
 
 

@@ -28,6 +28,10 @@ typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
+#if !defined(__clang__) && __GNUC__ < 12  // the name it had in GCC alone
+#define __builtin_shufflevector(a, b, ...) __builtin_shuffle(a, b, i32x16{__VA_ARGS__})
+#endif
+
 // A bfloat16 is the upper half of a float32.
 struct bf16 {
     uint16_t bits;
@@ -82,6 +86,16 @@ inline float sum(f32x16 v) {
 #endif
 }
 
+inline float largest(f32x16 v) {  // of numbers; of NaN it may take no notice
+#ifdef MINIFER_AVX512
+    return _mm512_reduce_max_ps(same_bits<__m512>(v));
+#else
+    float top = v[0];
+    for (int i = 1; i < LANES; i++) top = v[i] > top ? v[i] : top;
+    return top;
+#endif
+}
+
 // Lane i of the result is the sum of v[i]: four rounds, in each of which two vectors become one.
 inline f32x16 sums(const f32x16* v) {
     f32x16 level[LANES];
@@ -97,6 +111,8 @@ inline f32x16 sums(const f32x16* v) {
     return __builtin_shufflevector(level[0], level[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
          + __builtin_shufflevector(level[0], level[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
+
+constexpr i32x16 LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 inline f32x16 choose(i32x16 condition, f32x16 yes, f32x16 no) {
     i32x16 a = same_bits<i32x16>(yes), b = same_bits<i32x16>(no);

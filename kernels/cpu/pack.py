@@ -30,8 +30,16 @@ class Panels:
     bias: Tensor | None = None
 
 
-def pack(weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> Panels:
-    """weight [N, K]: float32, bfloat16, or a `QuantizedWeight`; bias [N]."""
+def pack(
+    weight: Tensor | QuantizedWeight,
+    bias: Tensor | None = None,
+    dense: torch.dtype = torch.float32,
+) -> Panels:
+    """weight [N, K]: float32, bfloat16, or a `QuantizedWeight`; bias [N].
+
+    dense: the model's dtype, in which codes are multiplied out that no kernel reads. It must be
+    the type of the vectors: float32 panels meet no bfloat16 ones.
+    """
     rows, columns = weight.shape
     above, right = -rows % LANES, -columns % GROUP
     if bias is not None:
@@ -40,11 +48,19 @@ def pack(weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> Panels
         padded = F.pad(weight.detach(), (0, right, 0, above))
         kind = {torch.float32: F32, torch.bfloat16: BF16}[weight.dtype]
         data = _columns(padded, 1 if kind == F32 else 2).view(torch.uint8).flatten()
-    elif weight.scale.dtype != torch.float16 or weight.group_size % GROUP:  # no kernel for them
-        return pack(weight.dequantize(torch.float32), bias)
+    elif not _readable(weight):
+        return pack(weight.dequantize(dense), bias)
     else:
         kind, data = _quantized(weight, above)
     return Panels(data, rows + above, columns + right, kind, bias)
+
+
+def _readable(weight: QuantizedWeight) -> bool:
+    """Whole groups with float16 scales, and zeros with 4 bits only."""
+    halves = weight.scale.dtype == torch.float16
+    if weight.zero is not None:
+        halves = halves and weight.zero.dtype == torch.float16 and weight.bits == 4
+    return halves and weight.group_size % GROUP == 0
 
 
 def _columns(weight: Tensor, together: int) -> Tensor:
@@ -55,11 +71,13 @@ def _columns(weight: Tensor, together: int) -> Tensor:
 
 def _quantized(weight: QuantizedWeight, above: int) -> tuple[int, Tensor]:
     repeat = weight.group_size // GROUP
-    scales = [weight.scale] if weight.zero is None else [weight.scale, weight.zero]
+    scales = [weight.scale]
+    if weight.bits == 4:
+        scales.append(torch.zeros_like(weight.scale) if weight.zero is None else weight.zero)
     tails = []
     for numbers in scales:
         numbers = F.pad(numbers.repeat_interleave(repeat, 1), (0, 0, 0, above))
-        tails.append(_columns(numbers.to(torch.float16), 1)[..., 0])  # [panels, groups, 16]
+        tails.append(_columns(numbers, 1)[..., 0])  # [panels, groups, 16]
     codes = F.pad(weight.codes, (0, 0, 0, above))
     if weight.bits == 8:
         lanes = _columns(codes, 1)[..., 0].unflatten(1, (-1, GROUP)).flatten(2)

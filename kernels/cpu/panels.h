@@ -52,7 +52,7 @@ inline f32x16 load_half(const uint16_t* from) {
 constexpr int AHEAD = 4096;
 
 inline void fetch(const char* from, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i, 0, 3);
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i, 0, 0);  // used once: leave the caches to others
 }
 
 // -- one group or pair of columns as float32 lanes
@@ -151,16 +151,13 @@ inline f32x16 dot_pairs(f32x16 acc, __m512i weights, const bf16* x) {
         _mm512_dpbf16_ps(same_bits<__m512>(acc), (__m512bh)weights, (__m512bh)pair));
 }
 
-// Sixteen codes 0 … 15 as bfloat16, twice: the look-up takes five bits and the fifth, which
-// belongs to the next nibble, must not matter.
-inline __m512i code_table() {
-    uint16_t table[32];
-    for (int i = 0; i < 32; i++) table[i] = same_bits<uint32_t>(float(i % 16)) >> 16;
-    return load_as<__m512i>(table);
-}
+// A code 0 … 15 written into the mantissa of 128 is the bfloat16 of 128 + code. The 128 is taken
+// off at the end of a group, from the sum of x: acc += Σ (128 + code) x · scale + (zero − 128 scale) Σ x.
+constexpr float OFFSET = 128;
 
-inline __m512i codes4(__m512i word, int pair, __m512i table) {  // columns 2·pair, 2·pair + 1
-    return _mm512_permutexvar_epi16(_mm512_srli_epi16(word, 4 * pair), table);
+inline __m512i codes4(__m512i word, int pair) {  // columns 2·pair, 2·pair + 1
+    const __m512i nibble = _mm512_set1_epi16(15), offset = _mm512_set1_epi16(0x4300);
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi16(word, 4 * pair), nibble, offset, 0xEA);  // a & b | c
 }
 
 // Two columns of int8 codes as pairs of bfloat16; both are exact.
@@ -189,20 +186,19 @@ inline void dot(int kind, const char* panel, int columns, const Vector<bf16>* in
         for (int u = 0; u < U; u++)
             for (int b = 0; b < B; b++) acc[b] += part[u][b];
     } else if (kind == Q4) {
-        const __m512i table = code_table();
         for (int k = 0; k < columns; k += GROUP, panel += Q4_BYTES) {
             f32x16 part[U][B] = {};
             fetch(panel, Q4_BYTES);
             for (int w = 0; w < 4; w++) {
                 __m512i word = load_as<__m512i>(panel + 64 * w);
                 for (int i = 0; i < 4; i++) {
-                    __m512i codes = codes4(word, i, table);
+                    __m512i codes = codes4(word, i);
                     for (int b = 0; b < B; b++)
                         part[i % U][b] = dot_pairs(part[i % U][b], codes, x[b] + k + 8 * w + 2 * i);
                 }
             }
             const uint16_t* tail = (const uint16_t*)(panel + 256);
-            f32x16 scale = load_half(tail), zero = load_half(tail + LANES);
+            f32x16 scale = load_half(tail), zero = load_half(tail + LANES) - OFFSET * scale;
             for (int b = 0; b < B; b++) {
                 for (int u = 1; u < U; u++) part[0][b] += part[u][b];
                 acc[b] += part[0][b] * scale + zero * in[b].sums[k / GROUP];
@@ -228,12 +224,11 @@ inline void dot(int kind, const char* panel, int columns, const Vector<bf16>* in
 
 // A quantised panel in the layout of bfloat16.
 inline void unpack(int kind, const char* panel, int columns, bf16* to) {
-    const __m512i table = code_table();
     for (int k = 0; k < columns; k += GROUP) {
         const uint16_t* tail = (const uint16_t*)(panel + (kind == Q4 ? 256 : GROUP * LANES));
-        f32x16 scale = load_half(tail), zero = kind == Q4 ? load_half(tail + LANES) : f32x16{};
+        f32x16 scale = load_half(tail), zero = kind == Q4 ? load_half(tail + LANES) - OFFSET * scale : f32x16{};
         for (int i = 0; i < GROUP / 2; i++) {
-            __m512i codes = kind == Q4 ? codes4(load_as<__m512i>(panel + i / 4 * 64), i % 4, table)
+            __m512i codes = kind == Q4 ? codes4(load_as<__m512i>(panel + i / 4 * 64), i % 4)
                                        : codes8(panel, i);
             u32x16 bits = same_bits<u32x16>(codes);
             f32x16 even = same_bits<f32x16>(bits << 16) * scale + zero;

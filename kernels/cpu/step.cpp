@@ -14,6 +14,8 @@
 // The head's largest logit is found where it is computed: a greedy step writes no logits.
 
 #include <chrono>
+#include <new>
+#include <optional>
 #include <vector>
 
 #ifdef _OPENMP
@@ -80,7 +82,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int FEW = 4;        // rows up to which quantised codes are used as they are
 constexpr int WIDE = 16;      // vectors a panel meets at a time
-constexpr int STRETCH = 256;  // positions of a context that are a unit of work
+constexpr int STRETCH = 64;   // positions of a context that are worth a unit of work,
+constexpr int MOST = 16;      // of which a context has this many at most
 
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -112,10 +115,12 @@ public:
         sin.resize(cos.size());
         plan_attention();
         best.resize(size_t(threads) * std::max(1, s.num_logits));
+        locals.reserve(threads);
+        for (int i = 0; i < threads; i++) locals.emplace_back(*this, i);
     }
 
     void work(int thread) {
-        Local local(*this, thread);
+        Local& local = locals[thread];
         for (int r = thread; r < rows; r += threads) angles(r);
         for (int i = 0; i < m.layers; i++) layer(m.layer[i], local);
         head(local);
@@ -175,6 +180,7 @@ private:
             panel.resize(size_t(2) * widest * LANES);
             sums.resize(size_t(FEW) * widest / GROUP);
             gates.resize(run.rows);
+            in.reserve(run.rows);
         }
     };
 
@@ -340,19 +346,18 @@ private:
         int join;                    // who of them is the last is counted here
     };
 
-    // Short contexts are one unit a row and KV head; long ones are cut where there would be fewer
-    // units than threads can share evenly.
+    // How a context is cut depends on its own length alone, so that a row's sums are the same in
+    // any company and with any number of threads.
     void plan_attention() {
-        bool cut = rows * m.kv_heads < 8 * threads;
         int parts = 0, joins = 0;
-        for (int r = 0; r < rows; r++)
-            for (int h = 0; h < m.kv_heads; h++, joins++) {
-                int64_t last = s.positions[r] + 1;
-                int pieces = cut ? int((last + STRETCH - 1) / STRETCH) : 1, first_part = parts;
-                for (int p = 0; p < pieces; p++)
+        for (int r = 0; r < rows; r++) {
+            int64_t last = s.positions[r] + 1;
+            int pieces = int(std::min<int64_t>(MOST, (last + STRETCH - 1) / STRETCH));
+            for (int h = 0; h < m.kv_heads; h++, joins++)
+                for (int p = 0, first_part = parts; p < pieces; p++)
                     units.push_back({r, h, int(last * p / pieces), int(last * (p + 1) / pieces),
                                      parts++, first_part, pieces, joins});
-            }
+        }
         stride = round_up(G * (C + 2), LANES);
         scratch.resize(size_t(parts) * stride);
         done = std::vector<Counter>(joins);
@@ -395,23 +400,22 @@ private:
         // The last of the row's stretches to end joins them.
         Partial whole = partial(u.first_part);
         for (int p = 1; p < u.parts; p++) join(whole, partial(u.first_part + p));
-        for (int g = 0; g < G; g++)
+        for (int g = 0; g < G; g++) {
+            T* to = attended.row(u.row) + (u.head * G + g) * C;
             for (int c = 0; c < C; c += LANES)
-                store(attended.row(u.row) + (u.head * G + g) * C + c,
-                      load(whole.values + g * C + c) / whole.l[g]);
+                store(to + c, load(whole.values + g * C + c) / whole.l[g]);
+        }
     }
 
     template <class S>
     void stretch(const Layer& layer, const Unit& u) {
-        int H = m.heads, K = m.kv_heads;
-        int64_t offset = int64_t(u.head) * C;
-        const int32_t* table = s.tables + size_t(u.row) * s.table_width;
-        Cache<S> keys{(const S*)layer.keys + offset, int64_t(K) * C, table, m.block_size};
-        Cache<S> values{(const S*)layer.values + offset, int64_t(K) * C, table, m.block_size};
-        const float* q = &qkv[size_t(u.row) * (H + 2 * K) * C + size_t(u.head) * G * C];
+        int64_t stride = int64_t(m.kv_heads) * C, head = int64_t(u.head) * C;
+        Cache<S> cache{(const S*)layer.keys + head, (const S*)layer.values + head, stride,
+                       s.tables + size_t(u.row) * s.table_width, m.block_size};
+        const float* q = &qkv[size_t(u.row) * (m.heads + 2 * m.kv_heads) * C + size_t(u.head) * G * C];
         int first = u.first;
         if (layer.window) first = std::max<int64_t>(first, s.positions[u.row] + 1 - layer.window);
-        attend(q, keys, values, std::min(first, u.last), u.last, partial(u.part));
+        attend(q, cache, std::min(first, u.last), u.last, partial(u.part));
     }
 
     const Model& m;
@@ -423,27 +427,41 @@ private:
     Vectors<T> normed, attended, hidden;
     std::vector<Unit> units;
     std::vector<Best> best;
+    std::vector<Local> locals;
     int stride = 0;
 };
 
 template <class T>
-void run(const Model& model, const Step& step) {
+bool run(const Model& model, const Step& step) {
+    std::optional<Run<T>> all;  // holds all memory of the step; empty where there was too little
+    auto prepare = [&](int threads) {
+        try {
+            all.emplace(model, step, threads);
+        } catch (const std::bad_alloc&) {
+        }
+    };
 #ifdef _OPENMP
-    Run<T> all(model, step, model.threads);
+    // There may be fewer threads than asked for, and a barrier for more of them would never open.
 #pragma omp parallel num_threads(model.threads)
-    all.work(omp_get_thread_num());
+    {
+#pragma omp single
+        prepare(omp_get_num_threads());
+        if (all) all->work(omp_get_thread_num());
+    }
 #else
-    Run<T> all(model, step, 1);
-    all.work(0);
+    prepare(1);
+    if (all) all->work(0);
 #endif
-    all.finish();
+    if (all) all->finish();
+    return all.has_value();
 }
 
 }  // namespace minifer
 
-extern "C" void minifer_step(const minifer::Model* model, const minifer::Step* step) {
+// 0, or 1 where there was no memory for it.
+extern "C" int minifer_step(const minifer::Model* model, const minifer::Step* step) {
 #ifdef MINIFER_BF16_DOT
-    if (model->round) return minifer::run<minifer::bf16>(*model, *step);
+    if (model->round) return !minifer::run<minifer::bf16>(*model, *step);
 #endif
-    minifer::run<float>(*model, *step);
+    return !minifer::run<float>(*model, *step);
 }

@@ -184,6 +184,8 @@ class CpuStep:
         self, rows: Rows, logits: Tensor | None, seconds: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         count = len(rows.logits_rows)
+        if count > len(rows.positions):
+            raise ValueError(f"logits_rows must name each row once, got {count} of them")
         best, best_logit = torch.empty(count, dtype=torch.int64), torch.empty(count)
         step = _Step(
             rows=len(rows.positions),
@@ -200,7 +202,8 @@ class CpuStep:
             seconds=_address(seconds),
         )
         self._model.threads = torch.get_num_threads()
-        self._library.minifer_step(ctypes.byref(self._model), ctypes.byref(step))
+        if self._library.minifer_step(ctypes.byref(self._model), ctypes.byref(step)):
+            raise MemoryError(f"no memory for a step of {step.rows} rows")
         return best, best_logit
 
 

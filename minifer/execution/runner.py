@@ -97,10 +97,9 @@ def prepare_backend(config: EngineConfig) -> None:
     if config.backend == "torch":
         return
     if config.backend == "compiled":
-        from minifer.execution.backends.compiled import check_model
-        from minifer.weights.resolve import read_config
+        from minifer.execution.backends.compiled import prepare_compiled
 
-        check_model(read_config(config.model))
+        prepare_compiled(config)
         return
     device = config.device
     if device == "auto":

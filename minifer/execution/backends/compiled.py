@@ -8,7 +8,9 @@ goes from one to the other and back.
 
 from __future__ import annotations
 
+import ctypes
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from minifer.kernels.cpu.step import CpuStep, LayerWeights, Rows, Weights
 from minifer.kv.step_input import StepInput
 from minifer.models.transformer import RMSNorm, Transformer
 from minifer.weights.quantized import QuantizedWeight
+from minifer.weights.resolve import read_config
 
 MAX_ROWS = 128
 
@@ -74,27 +77,58 @@ def compiled_runner(
 
     Raises `ValueError` for a model that the compiled step does not run.
     """
-    check_model(config)
     parameter = next(model.parameters())
-    if parameter.device.type != "cpu":
+    _check_place(str(parameter.device), str(parameter.dtype).removeprefix("torch."))
+    _check_model(config)
+    if not isinstance(model, Transformer):
         raise ValueError(
-            f'backend="compiled" runs on a CPU, got device {parameter.device}: use "triton" or '
-            '"megakernel" on a GPU'
-        )
-    if parameter.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(
-            f'backend="compiled" needs dtype float32 or bfloat16, got {parameter.dtype}'
+            f'backend="compiled" runs plain transformers, got {type(model).__name__}: use '
+            'backend="torch"'
         )
     try:
-        library = load(config.head_dim, config.num_heads // config.num_kv_heads)
+        library = _library(config)
     except CompilerError as error:
-        warnings.warn(f"{error}; running in torch, slower", RuntimeWarning, stacklevel=2)
+        # Told at this very line, so that Python says it once a process.
+        warnings.warn(f"{error}; running in torch, slower", RuntimeWarning, stacklevel=1)
         return ModelRunner(model, config, engine, num_blocks)
     return CompiledRunner(model, config, engine, num_blocks, library)
 
 
-def check_model(config: ModelConfig) -> None:
-    """Raises `ValueError` for a model that the compiled step does not run."""
+def prepare_compiled(engine: EngineConfig) -> None:
+    """Before any weights are read: refuse what cannot run, and let the compiler run.
+
+    Raises `ValueError`. That there is no compiler, `compiled_runner` tells.
+    """
+    device, dtype = engine.device, engine.dtype
+    if device == "auto" and torch.cuda.is_available():
+        raise ValueError(
+            'backend="compiled" runs on a CPU, and device="auto" takes the GPU that is here: use '
+            'device="cpu"'
+        )
+    _check_place("cpu" if device == "auto" else device, "float32" if dtype == "auto" else dtype)
+    for name in (engine.model, engine.speculative_model):
+        if name is not None:
+            config = read_config(name)
+            _check_model(config)
+            with suppress(CompilerError):
+                _library(config)
+
+
+def _library(config: ModelConfig) -> ctypes.CDLL:
+    return load(config.head_dim, config.num_heads // config.num_kv_heads)
+
+
+def _check_place(device: str, dtype: str) -> None:
+    if not device.startswith("cpu"):
+        raise ValueError(
+            f'backend="compiled" runs on a CPU, got device={device}: use backend="triton" or '
+            '"megakernel" on a GPU'
+        )
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f'backend="compiled" needs dtype float32 or bfloat16, got {dtype}')
+
+
+def _check_model(config: ModelConfig) -> None:
     if config.loop is not None:
         raise ValueError(
             'backend="compiled" runs each layer once, and this is a loop model: use backend="torch"'
@@ -108,6 +142,7 @@ def check_model(config: ModelConfig) -> None:
 
 def weights_of(model: Transformer) -> Weights:
     """The model's weights in panels."""
+    dense = model.norm.weight.dtype  # of the vectors
     decoders: list[Any] = list(model.layers)
     layers = []
     for layer in decoders:
@@ -119,17 +154,21 @@ def weights_of(model: Transformer) -> Weights:
                 _norm(layer.post_attention_layernorm),
                 _norm(attention.q_norm),
                 _norm(attention.k_norm),
-                pack(attention.qkv_proj.weight, attention.qkv_proj.bias),
-                pack(attention.o_proj.weight, attention.o_proj.bias),
-                interleave(pack(*gate), pack(*up)),
-                pack(mlp.down_proj.weight, mlp.down_proj.bias),
+                pack(attention.qkv_proj.weight, attention.qkv_proj.bias, dense),
+                pack(attention.o_proj.weight, attention.o_proj.bias, dense),
+                interleave(pack(*gate, dense), pack(*up, dense)),
+                pack(mlp.down_proj.weight, mlp.down_proj.bias, dense),
                 attention.window,
             )
         )
     head = model.embed_tokens if model.lm_head is None else model.lm_head
     rotary = model.rotary
     return Weights(
-        layers, _norm(model.norm), pack(head.weight), rotary.inv_freq.contiguous(), rotary.scaling
+        layers,
+        _norm(model.norm),
+        pack(head.weight, dense=dense),
+        rotary.inv_freq.contiguous(),
+        rotary.scaling,
     )
 
 
