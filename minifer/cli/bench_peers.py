@@ -97,6 +97,8 @@ def elsewhere(
     skipped: dict[str, str] = {}
     for name in dict.fromkeys(arguments.vs):
         try:
+            if name == "transformers" and not _of_one_length(tasks):
+                raise ValueError("its generate takes requests of one length")
             model = _model_of(name, arguments)
             peer = Elsewhere(
                 name,
@@ -130,6 +132,13 @@ def _job(config: ModelConfig, tasks: Tasks, dtype: str, threads: int) -> dict[st
         "kv_bytes": int(1.25 * batch * length * kv_bytes_per_token(config)),
         "warmup_tokens": 8,
     }
+
+
+def _of_one_length(tasks: Tasks) -> bool:
+    """Is each task a batch of equal requests?"""
+    return all(
+        len({(len(ask.prompt), ask.max_tokens) for ask in task.asks}) == 1 for task in tasks(0)
+    )
 
 
 def _model_of(peer: str, arguments: argparse.Namespace) -> Path:

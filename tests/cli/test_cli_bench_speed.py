@@ -146,6 +146,13 @@ def test_others_answer_the_same_and_who_cannot_is_named(tmp_path: Path, capsys: 
     assert "llamacpp is skipped" in printed.err
 
 
+def test_transformers_is_not_asked_for_mixed_lengths(tmp_path: Path) -> None:
+    options = ["--num-prompts", "3", "--input-len", "uniform:2:30", "--vs", "transformers"]
+    result = bench("throughput", *options, out=tmp_path / "r.json")
+    why = "its generate takes requests of one length"
+    assert result["details"]["skipped"] == {"transformers": why}
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
