@@ -63,7 +63,7 @@ def few_collections() -> Iterator[None]:
 
 def note_interpreter(backend: str) -> None:
     """Once the back end has been made: tell a user who waits why."""
-    if backend == "torch":
+    if backend not in ("triton", "megakernel"):
         return
     from minifer.kernels.compat import INTERPRETED  # triton, which the back end has imported
 

@@ -14,7 +14,7 @@ import pytest
 from cli_model import ABC, write_model
 
 from minifer import LLM, SamplingParams
-from minifer.cli import main
+from minifer.cli import main, session
 
 Capture = pytest.CaptureFixture[str]
 MINIFER = shutil.which("minifer", path=Path(sys.executable).parent)
@@ -249,3 +249,12 @@ def test_ctrl_c_ends_quietly_with_130(tmp_path: Path) -> None:
     assert running.returncode == 130
     assert err == b""
     assert len(out) < 90_000
+
+
+def test_only_triton_kernels_are_said_to_be_interpreted(capsys: Capture) -> None:
+    from minifer.kernels.compat import INTERPRETED  # not where there is a GPU
+
+    for backend in ("torch", "compiled", "triton", "megakernel"):
+        session.note_interpreter(backend)
+        kernels = backend in ("triton", "megakernel") and INTERPRETED.value
+        assert ("Triton's interpreter" in capsys.readouterr().err) == kernels, backend
