@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,10 @@ class Here:
         }
 
     def __call__(self, tasks: Tasks) -> Answers:
-        runs = {task.name: self.session.run(task.asks) for task in tasks(self._turn)}
+        runs = {
+            task.name: replace(self.session.run(task.asks), repeated=self._turn > 0)
+            for task in tasks(self._turn)
+        }
         self._turn += 1
         return Answers(runs, self._traffic, self._about)
 

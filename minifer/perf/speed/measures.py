@@ -72,8 +72,9 @@ def _decode(task: Task, run: Run, config: ModelConfig, traffic: Traffic | None) 
     out = {
         "tokens_per_second": window.tokens_per_second,
         "step_seconds": window.seconds / len(window.steps),
-        "first_token_seconds": first_tokens(run.started, run.stamps)[1],
     }
+    if not run.repeated:
+        out["first_token_seconds"] = first_tokens(run.started, run.stamps)[1]
     if traffic is not None:
         out["bytes_per_second"] = decode_bytes(traffic, task.prompts, window.steps) / window.seconds
     if config.loop is None and not run.speculation:  # of drafts that were wrong nobody knows

@@ -42,7 +42,8 @@ class StepLaps:
 class Run:
     """Requests answered. started: before the first was added. tokens: what each was answered.
     cached: tokens of each prompt that were found in the prefix cache.
-    speculation: drafts proposed and accepted meanwhile, where the engine drafts."""
+    speculation: drafts proposed and accepted meanwhile, where the engine drafts.
+    repeated: the engine was asked before, so its first tokens may come from its prefix cache."""
 
     started: float
     stamps: list[list[float]]
@@ -50,6 +51,7 @@ class Run:
     steps: list[StepLaps]
     cached: list[int] = field(default_factory=list)
     speculation: dict[str, float] = field(default_factory=dict)
+    repeated: bool = False
 
 
 class Session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,10 @@ def test_a_decode_step_reads_its_weights_and_the_kv_of_both_requests() -> None:
     assert out["forward_seconds"] == 0.9 and out["first_token_seconds"] == 0.5
     assert out["preparation_share"] == pytest.approx((0.03 + 0.05) / 2)
     assert "acceptance" not in out
+
+
+def test_prompts_that_were_asked_before_have_no_first_token_time() -> None:
+    assert "first_token_seconds" not in measures(DECODE, replace(RUN, repeated=True), CONFIG)
 
 
 def test_drafts_are_counted_and_leave_flops_unknown() -> None:
@@ -140,8 +145,6 @@ class Fixed:
         return {"flops_per_second": 1e9}
 
     def device(self, bandwidth: float, flops: float):
-        from dataclasses import replace
-
         return replace(find_device("t4"), memory_bandwidth=bandwidth, peak_flops=flops)
 
 
