@@ -19,7 +19,7 @@ namespace minifer {
 constexpr int C = MINIFER_HEAD_DIM;     // a multiple of 16
 constexpr int G = MINIFER_QUERY_GROUP;  // query heads that share a KV head
 constexpr int PARTS = C / LANES;
-constexpr int TILE = 64;  // keys whose scores are known before the maximum moves
+constexpr int TILE = LANES;  // keys whose scores are known before the maximum moves
 
 // x [C] is turned by the angles position · inv_freq[i]: pair (i, i + C/2).
 inline void rotate(float* x, const float* cos, const float* sin) {
@@ -89,14 +89,14 @@ struct Arithmetic {
 
     explicit Arithmetic(const float* query) : q(query) {}
 
-    // With one key, not yet summed across lanes: to products[g · LANES].
+    // With one key, not yet summed across lanes: to products[g · TILE].
     void score(const T* key, f32x16* products) const {
         f32x16 k[PARTS];
         for (int c = 0; c < PARTS; c++) k[c] = load(key + c * LANES);
         for (int g = 0; g < G; g++) {
             f32x16 product = k[0] * load(q + g * C);
             for (int c = 1; c < PARTS; c++) product += k[c] * load(q + g * C + c * LANES);
-            products[g * LANES] = product;
+            products[g * TILE] = product;
         }
     }
 
@@ -132,7 +132,7 @@ struct Arithmetic<bf16> {
             for (int c = 0; c < C / 32; c++)
                 product = _mm512_dpbf16_ps(
                     product, (__m512bh)k[c], (__m512bh)load_as<__m512i>(q + g * C + 32 * c));
-            products[g * LANES] = same_bits<f32x16>(product);
+            products[g * TILE] = same_bits<f32x16>(product);
         }
     }
 
@@ -185,32 +185,19 @@ inline void attend(const float* query, const Cache<T>& cache, int first, int las
     };
     look(offset[0], first);
     for (int start = first, now = 0; start < last; start += TILE, now ^= 1) {
-        int count = std::min(TILE, last - start), vectors = (count + LANES - 1) / LANES;
+        int count = std::min(TILE, last - start);
         look(offset[now ^ 1], start + TILE);
-        f32x16 scores[G][TILE / LANES];
-        for (int v = 0; v < vectors; v++) {
-            f32x16 products[G][LANES];
-            int here = std::min(LANES, count - v * LANES);
-            for (int j = 0; j < here; j++)
-                arithmetic.score(cache.keys + offset[now][v * LANES + j], &products[0][j]);
-            for (int g = 0; g < G; g++) {
-                for (int j = here; j < LANES; j++) products[g][j] = f32x16{};
-                scores[g][v] = choose(LANE < here, sums(products[g]), splat(NOTHING));
-            }
-        }
+        f32x16 products[G][TILE];
+        for (int j = 0; j < count; j++) arithmetic.score(cache.keys + offset[now][j], &products[0][j]);
         alignas(64) Weight weights[G][TILE];
         for (int g = 0; g < G; g++) {
-            f32x16 high = scores[g][0];
-            for (int v = 1; v < vectors; v++) high = choose(scores[g][v] > high, scores[g][v], high);
-            float m = std::max(top[g], largest(high));
+            for (int j = count; j < TILE; j++) products[g][j] = f32x16{};
+            f32x16 scores = choose(LANE < count, sums(products[g]), splat(NOTHING));
+            float m = std::max(top[g], largest(scores));
             float shrink = exp(splat(top[g] - m))[0];
-            f32x16 mass = {};
-            for (int v = 0; v < vectors; v++) {
-                f32x16 e = exp(scores[g][v] - m);  // 0 beyond the last
-                store(weights[g] + v * LANES, e);
-                mass += e;
-            }
-            total[g] = total[g] * shrink + sum(mass);
+            f32x16 e = exp(scores - m);  // 0 beyond the last
+            store(weights[g], e);
+            total[g] = total[g] * shrink + sum(e);
             top[g] = m;
             for (int c = 0; c < PARTS; c++) acc[g][c] *= shrink;
         }

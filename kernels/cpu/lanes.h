@@ -14,8 +14,8 @@
 #define MINIFER_AVX512 1
 #include <immintrin.h>
 #endif
-#if defined(MINIFER_AVX512) && defined(__AVX512BF16__)
-#define MINIFER_BF16_DOT 1  // _mm512_dpbf16_ps: 32 products of bfloat16 in one instruction
+#if defined(MINIFER_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define MINIFER_BF16_DOT 1  // 32 products of bfloat16, or 64 of bytes, in one instruction
 #endif
 
 namespace minifer {

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minifer.weights.quantized import QuantizedWeight
+from minifer.weights.quantized import QuantizedWeight, unpack_nibbles
 
 LANES = 16  # rows of a panel
 GROUP = 32  # columns that share a scale
@@ -80,15 +80,13 @@ def _quantized(weight: QuantizedWeight, above: int) -> tuple[int, Tensor]:
         tails.append(_columns(numbers, 1)[..., 0])  # [panels, groups, 16]
     codes = F.pad(weight.codes, (0, 0, 0, above))
     if weight.bits == 8:
-        lanes = _columns(codes, 1)[..., 0].unflatten(1, (-1, GROUP)).flatten(2)
-        return Q8, _join(lanes, *tails)
-    pairs = codes.int()  # [N, K/2]: an even column in the low nibble, the odd one above it
-    word = torch.zeros(codes.shape[0], codes.shape[1] // 4, dtype=torch.int32)
-    for j in range(4):
-        byte = pairs[:, j::4]
-        word |= ((byte & 15) << (4 * j)) | ((byte >> 4) << (16 + 4 * j))
-    lanes = _columns(word, 1)[..., 0].unflatten(1, (-1, 4)).flatten(2)  # [panels, groups, 4 · 16]
-    return Q4, _join(lanes, *tails)
+        octets = codes.view(torch.uint8) ^ 128  # 128 above the code
+    else:  # two columns a byte → columns 4 apart
+        octets = unpack_nibbles(codes).unflatten(1, (-1, 2, 4))
+        octets = (octets[:, :, 0] | (octets[:, :, 1] << 4)).flatten(1)
+    words = _columns(octets, 4).flatten(2)  # [panels, columns of words, 16 · 4]
+    lanes = words.unflatten(1, (-1, GROUP * weight.bits // 32)).flatten(2)
+    return Q8 if weight.bits == 8 else Q4, _join(lanes, *tails)
 
 
 def _join(*parts: Tensor) -> Tensor:

@@ -7,29 +7,33 @@
 //   float32   [k][16]
 //   bfloat16  [k/2][16][2]       two columns side by side, as the bfloat16 product wants them
 //   4 bits    [k/32] × { 4 × uint32[16] codes, float16[16] scales, float16[16] zeros }
-//   8 bits    [k/32] × { int8[32][16] codes, float16[16] scales }
+//   8 bits    [k/32] × { 8 × uint32[16] codes, float16[16] scales }
 //
-// Of the 4 bits word w of a group holds columns 8w … 8w + 7: nibbles 0 … 3 are the even columns,
-// 4 … 7 the odd ones. A weight is code · scale + zero (8 bits: code · scale).
+// Word w of a group holds four columns of 8 bits, a byte each, or eight of 4 bits: 8w … 8w + 3 are
+// the low halves of its bytes, 8w + 4 … 8w + 7 the high ones. A weight is code · scale + zero; codes
+// of 8 bits are 128 above the checkpoint's, so their zero is −128 · scale.
 
 #pragma once
+
+#include <algorithm>
+#include <vector>
 
 #include "lanes.h"
 
 namespace minifer {
 
+constexpr int FEW = 4;  // vectors up to which codes are used as they are; more of them unpack a panel
+
 enum Kind : int32_t { F32 = 0, BF16 = 1, Q4 = 2, Q8 = 3 };
 
 constexpr int GROUP = 32;                       // columns that share a scale
-constexpr int Q4_BYTES = 4 * 64 + 2 * 32;       // of a group of a panel
-constexpr int Q8_BYTES = GROUP * LANES + 32;
 
 inline int64_t panel_bytes(int kind, int64_t columns) {
     switch (kind) {
         case F32: return columns * LANES * 4;
         case BF16: return columns * LANES * 2;
-        case Q4: return columns / GROUP * Q4_BYTES;
-        default: return columns / GROUP * Q8_BYTES;
+        case Q4: return columns / GROUP * (4 * 64 + 2 * 32);
+        default: return columns / GROUP * (8 * 64 + 32);
     }
 }
 
@@ -52,92 +56,127 @@ inline f32x16 load_half(const uint16_t* from) {
 constexpr int AHEAD = 4096;
 
 inline void fetch(const char* from, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i, 0, 0);  // used once: leave the caches to others
+    // Each is used once: the caches are left to others.
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i, 0, 0);
 }
 
-// -- one group or pair of columns as float32 lanes
+// -- one group of a quantised panel
 
-inline f32x16 code4(u32x16 word, int column) {  // column 0 … 7 of the word
-    int nibble = column / 2 + (column % 2) * 4;
-    return __builtin_convertvector(same_bits<i32x16>((word >> (4 * nibble)) & 15u), f32x16);
-}
+struct Codes4 {
+    static constexpr int TAIL = 4 * 64, BYTES = TAIL + 2 * 32;
 
-inline f32x16 code8(const char* codes, int column) {
-#ifdef MINIFER_AVX512  // GCC 12 would convert the sixteen one by one
-    __m512i wide = _mm512_cvtepi8_epi32(load_as<__m128i>(codes + LANES * column));
-    return same_bits<f32x16>(_mm512_cvtepi32_ps(wide));
+    static f32x16 code(const char* group, int column) {
+        u32x16 word = load_as<u32x16>(group + column / 8 * 64);
+        int shift = column % 4 * 8 + column / 4 % 2 * 4;
+        return __builtin_convertvector(same_bits<i32x16>((word >> shift) & 15u), f32x16);
+    }
+    static f32x16 zero(const char* group, f32x16) {
+        return load_half((const uint16_t*)(group + TAIL) + LANES);
+    }
+#ifdef MINIFER_BF16_DOT
+    template <class Use>
+    static void each(const char* group, Use use) {  // four columns of each row at a time, as bytes
+        const __m512i low = _mm512_set1_epi8(15);
+        for (int w = 0; w < 4; w++) {
+            __m512i word = load_as<__m512i>(group + 64 * w);
+            use(_mm512_and_si512(word, low), 8 * w);
+            use(_mm512_and_si512(_mm512_srli_epi16(word, 4), low), 8 * w + 4);
+        }
+    }
 #endif
-    return __builtin_convertvector(load_as<i8x16>(codes + LANES * column), f32x16);
+};
+
+struct Codes8 {
+    static constexpr int TAIL = 8 * 64, BYTES = TAIL + 32;
+
+    static f32x16 code(const char* group, int column) {
+        u32x16 word = load_as<u32x16>(group + column / 4 * 64);
+        return __builtin_convertvector(same_bits<i32x16>((word >> (column % 4 * 8)) & 255u), f32x16);
+    }
+    static f32x16 zero(const char*, f32x16 scale) { return -128 * scale; }
+#ifdef MINIFER_BF16_DOT
+    template <class Use>
+    static void each(const char* group, Use use) {
+        for (int w = 0; w < 8; w++) use(load_as<__m512i>(group + 64 * w), 4 * w);
+    }
+#endif
+};
+
+template <class Codes>
+inline f32x16 scale_of(const char* group) {
+    return load_half((const uint16_t*)(group + Codes::TAIL));
 }
 
-// x[b], and where W has zeros the sum of each group of 32 of its entries.
+// What a panel meets. `sums`: for zeros, of each group of 32 entries (of `high` and `low`'s integers
+// where they are there).
 template <class T>
 struct Vector {
     const T* values;
     const float* sums;
+    const int8_t* high = nullptr;  // value ≈ (256 high + low) · step
+    const int8_t* low = nullptr;
+    float step = 1;
+};
+
+// What goes beside up to FEW vectors that meet codes.
+template <class T>
+struct Beside {
+    std::vector<float> sums;
+    int widest = 0;
+
+    void reserve(int columns) {
+        widest = columns;
+        sums.resize(size_t(FEW) * columns / GROUP);
+    }
+    Vector<T> of(const T* x, int count, int place) {
+        float* sum_of = &sums[size_t(place) * widest / GROUP];
+        for (int k = 0; k < count; k += GROUP) sum_of[k / GROUP] = sum(load(x + k) + load(x + k + LANES));
+        return {x, sum_of};
+    }
 };
 
 // -- W in float32 arithmetic: any kind, any CPU. acc[b] += panel · x[b].
 
+template <class Codes, int B>
+inline void dot_codes(const char* panel, int columns, const Vector<float>* in, f32x16* acc) {
+    for (int k = 0; k < columns; k += GROUP, panel += Codes::BYTES) {
+        f32x16 scale = scale_of<Codes>(panel), zero = Codes::zero(panel, scale), part[B] = {};
+        for (int i = 0; i < GROUP; i++) {
+            f32x16 code = Codes::code(panel, i);
+            for (int b = 0; b < B; b++) part[b] += code * in[b].values[k + i];
+        }
+        for (int b = 0; b < B; b++) acc[b] += part[b] * scale + zero * in[b].sums[k / GROUP];
+    }
+}
+
 template <int B>
 inline void dot(int kind, const char* panel, int columns, const Vector<float>* in, f32x16* acc) {
+    if constexpr (B <= FEW) {
+        if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc);
+        if (kind == Q8) return dot_codes<Codes8, B>(panel, columns, in, acc);
+    }
     const float* x[B];
     for (int b = 0; b < B; b++) x[b] = in[b].values;
     if (kind == F32) {
-        const float* w = (const float*)panel;
         for (int k = 0; k < columns; k++) {
-            f32x16 v = load(w + LANES * k);
+            f32x16 v = load((const float*)panel + LANES * k);
             for (int b = 0; b < B; b++) acc[b] += v * x[b][k];
         }
-    } else if (kind == BF16) {
+    } else {
         for (int k = 0; k < columns; k += 2) {
             u32x16 pair = load_as<u32x16>(panel + 32 * k);
             f32x16 even = same_bits<f32x16>(pair << 16), odd = same_bits<f32x16>(pair & 0xffff0000u);
             for (int b = 0; b < B; b++) acc[b] += even * x[b][k] + odd * x[b][k + 1];
         }
-    } else if (kind == Q4) {
-        for (int k = 0; k < columns; k += GROUP, panel += Q4_BYTES) {
-            const uint16_t* tail = (const uint16_t*)(panel + 256);
-            f32x16 scale = load_half(tail), zero = load_half(tail + LANES);
-            f32x16 part[B] = {};
-            for (int w = 0; w < 4; w++) {
-                u32x16 word = load_as<u32x16>(panel + 64 * w);
-                for (int i = 0; i < 8; i++) {
-                    f32x16 code = code4(word, i);
-                    for (int b = 0; b < B; b++) part[b] += code * x[b][k + 8 * w + i];
-                }
-            }
-            for (int b = 0; b < B; b++) acc[b] += part[b] * scale + zero * in[b].sums[k / GROUP];
-        }
-    } else {
-        for (int k = 0; k < columns; k += GROUP, panel += Q8_BYTES) {
-            f32x16 part[B] = {};
-            for (int i = 0; i < GROUP; i++) {
-                f32x16 code = code8(panel, i);
-                for (int b = 0; b < B; b++) part[b] += code * x[b][k + i];
-            }
-            f32x16 scale = load_half((const uint16_t*)(panel + GROUP * LANES));
-            for (int b = 0; b < B; b++) acc[b] += part[b] * scale;
-        }
     }
 }
 
-// A quantised panel as float32, for when it is used by many vectors.
-inline void unpack(int kind, const char* panel, int columns, float* to) {
-    for (int k = 0; k < columns; k += GROUP) {
-        if (kind == Q4) {
-            const uint16_t* tail = (const uint16_t*)(panel + 256);
-            f32x16 scale = load_half(tail), zero = load_half(tail + LANES);
-            for (int i = 0; i < GROUP; i++) {
-                u32x16 word = load_as<u32x16>(panel + i / 8 * 64);
-                store(to + LANES * (k + i), code4(word, i % 8) * scale + zero);
-            }
-            panel += Q4_BYTES;
-        } else {
-            f32x16 scale = load_half((const uint16_t*)(panel + GROUP * LANES));
-            for (int i = 0; i < GROUP; i++) store(to + LANES * (k + i), code8(panel, i) * scale);
-            panel += Q8_BYTES;
-        }
+// A quantised panel as dense numbers, for when it is used by many vectors.
+template <class Codes>
+inline void unpack(const char* panel, int columns, float* to) {
+    for (int k = 0; k < columns; k += GROUP, panel += Codes::BYTES) {
+        f32x16 scale = scale_of<Codes>(panel), zero = Codes::zero(panel, scale);
+        for (int i = 0; i < GROUP; i++) store(to + LANES * (k + i), Codes::code(panel, i) * scale + zero);
     }
 }
 
@@ -151,20 +190,70 @@ inline f32x16 dot_pairs(f32x16 acc, __m512i weights, const bf16* x) {
         _mm512_dpbf16_ps(same_bits<__m512>(acc), (__m512bh)weights, (__m512bh)pair));
 }
 
-// A code 0 … 15 written into the mantissa of 128 is the bfloat16 of 128 + code. The 128 is taken
-// off at the end of a group, from the sum of x: acc += Σ (128 + code) x · scale + (zero − 128 scale) Σ x.
-constexpr float OFFSET = 128;
+// -- Codes in integer arithmetic: 64 products of bytes an instruction.
+//
+// x is rounded to 16 bits of its largest entry and given as two bytes, so that nothing is lost
+// that bfloat16 would have kept: Σ code · x = (256 Σ code · high + Σ code · low) · step.
 
-inline __m512i codes4(__m512i word, int pair) {  // columns 2·pair, 2·pair + 1
-    const __m512i nibble = _mm512_set1_epi16(15), offset = _mm512_set1_epi16(0x4300);
-    return _mm512_ternarylogic_epi32(_mm512_srli_epi16(word, 4 * pair), nibble, offset, 0xEA);  // a & b | c
+inline __m512i dot_bytes(__m512i acc, __m512i codes, const int8_t* x) {
+    return _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(load_as<int32_t>(x)));
 }
 
-// Two columns of int8 codes as pairs of bfloat16; both are exact.
-inline __m512i codes8(const char* codes, int pair) {
-    u32x16 even = same_bits<u32x16>(code8(codes, 2 * pair)), odd = same_bits<u32x16>(code8(codes, 2 * pair + 1));
-    return same_bits<__m512i>((even >> 16) | odd);
+template <class Codes, int B>
+inline void dot_codes(const char* panel, int columns, const Vector<bf16>* in, f32x16* acc) {
+    for (int k = 0; k < columns; k += GROUP, panel += Codes::BYTES) {
+        __m512i high[B] = {}, low[B] = {};
+        fetch(panel, Codes::BYTES);
+        Codes::each(panel, [&](__m512i codes, int column) {
+            for (int b = 0; b < B; b++) {
+                high[b] = dot_bytes(high[b], codes, in[b].high + k + column);
+                low[b] = dot_bytes(low[b], codes, in[b].low + k + column);
+            }
+        });
+        f32x16 scale = scale_of<Codes>(panel), zero = Codes::zero(panel, scale);
+        for (int b = 0; b < B; b++) {
+            __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high[b], 8), low[b]);
+            f32x16 part = same_bits<f32x16>(_mm512_cvtepi32_ps(whole));
+            acc[b] += part * scale + zero * in[b].sums[k / GROUP];
+        }
+    }
+    for (int b = 0; b < B; b++) acc[b] *= in[b].step;
 }
+
+template <>
+struct Beside<bf16> {
+    std::vector<float> sums;
+    std::vector<int8_t> high, low;
+    int widest = 0;
+
+    void reserve(int columns) {
+        widest = columns;
+        sums.resize(size_t(FEW) * columns / GROUP);
+        high.resize(size_t(FEW) * columns);
+        low.resize(size_t(FEW) * columns);
+    }
+
+    Vector<bf16> of(const bf16* x, int count, int place) {
+        f32x16 top = {}, poison = {};
+        for (int k = 0; k < count; k += LANES) {
+            f32x16 v = load(x + k), size = same_bits<f32x16>(same_bits<u32x16>(v) & 0x7fffffffu);
+            top = choose(size > top, size, top);
+            poison += v - v;  // NaN where an entry is infinite or NaN, else 0
+        }
+        float step = largest(top) / (127 * 256 + 127), inverse = step > 0 ? 1 / step : 0;
+        float* sum_of = &sums[size_t(place) * widest / GROUP];
+        int8_t *h = &high[size_t(place) * widest], *l = &low[size_t(place) * widest];
+        std::fill_n(sum_of, count / GROUP, 0.0f);
+        for (int k = 0; k < count; k += LANES) {
+            __m512i whole = _mm512_cvtps_epi32(same_bits<__m512>(load(x + k) * inverse));
+            __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
+            _mm_storeu_si128((__m128i*)(h + k), _mm512_cvtepi32_epi8(upper));
+            _mm_storeu_si128((__m128i*)(l + k), _mm512_cvtepi32_epi8(whole));
+            sum_of[k / GROUP] += sum(same_bits<f32x16>(_mm512_cvtepi32_ps(whole)));
+        }
+        return {x, sum_of, h, l, step + sum(poison)};
+    }
+};
 
 // Chains of dependent sums are kept apart, so that one need not wait for the other.
 template <int B>
@@ -172,76 +261,37 @@ constexpr int CHAINS = B == 1 ? 4 : B == 2 ? 2 : 1;
 
 template <int B>
 inline void dot(int kind, const char* panel, int columns, const Vector<bf16>* in, f32x16* acc) {
+    if constexpr (B <= FEW) {
+        if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc);
+        if (kind == Q8) return dot_codes<Codes8, B>(panel, columns, in, acc);
+    }
     constexpr int U = CHAINS<B>;
     const bf16* x[B];
     for (int b = 0; b < B; b++) x[b] = in[b].values;
-    if (kind == BF16) {
-        f32x16 part[U][B] = {};
-        for (int k = 0; k < columns; k += 2 * U)
-            for (int u = 0; u < U; u++) {
-                if (B <= 4) fetch(panel + 32 * (k + 2 * u), 64);
-                __m512i w = load_as<__m512i>(panel + 32 * (k + 2 * u));
-                for (int b = 0; b < B; b++) part[u][b] = dot_pairs(part[u][b], w, x[b] + k + 2 * u);
-            }
-        for (int u = 0; u < U; u++)
-            for (int b = 0; b < B; b++) acc[b] += part[u][b];
-    } else if (kind == Q4) {
-        for (int k = 0; k < columns; k += GROUP, panel += Q4_BYTES) {
-            f32x16 part[U][B] = {};
-            fetch(panel, Q4_BYTES);
-            for (int w = 0; w < 4; w++) {
-                __m512i word = load_as<__m512i>(panel + 64 * w);
-                for (int i = 0; i < 4; i++) {
-                    __m512i codes = codes4(word, i);
-                    for (int b = 0; b < B; b++)
-                        part[i % U][b] = dot_pairs(part[i % U][b], codes, x[b] + k + 8 * w + 2 * i);
-                }
-            }
-            const uint16_t* tail = (const uint16_t*)(panel + 256);
-            f32x16 scale = load_half(tail), zero = load_half(tail + LANES) - OFFSET * scale;
-            for (int b = 0; b < B; b++) {
-                for (int u = 1; u < U; u++) part[0][b] += part[u][b];
-                acc[b] += part[0][b] * scale + zero * in[b].sums[k / GROUP];
-            }
+    f32x16 part[U][B] = {};
+    for (int k = 0; k < columns; k += 2 * U)
+        for (int u = 0; u < U; u++) {
+            if (B <= 4) fetch(panel + 32 * (k + 2 * u), 64);
+            __m512i w = load_as<__m512i>(panel + 32 * (k + 2 * u));
+            for (int b = 0; b < B; b++) part[u][b] = dot_pairs(part[u][b], w, x[b] + k + 2 * u);
         }
-    } else {
-        for (int k = 0; k < columns; k += GROUP, panel += Q8_BYTES) {
-            f32x16 part[U][B] = {};
-            fetch(panel, Q8_BYTES);
-            for (int i = 0; i < GROUP / 2; i++) {
-                __m512i codes = codes8(panel, i);
-                for (int b = 0; b < B; b++)
-                    part[i % U][b] = dot_pairs(part[i % U][b], codes, x[b] + k + 2 * i);
-            }
-            f32x16 scale = load_half((const uint16_t*)(panel + GROUP * LANES));
-            for (int b = 0; b < B; b++) {
-                for (int u = 1; u < U; u++) part[0][b] += part[u][b];
-                acc[b] += part[0][b] * scale;
-            }
-        }
-    }
+    for (int u = 0; u < U; u++)
+        for (int b = 0; b < B; b++) acc[b] += part[u][b];
 }
 
-// A quantised panel in the layout of bfloat16.
-inline void unpack(int kind, const char* panel, int columns, bf16* to) {
-    for (int k = 0; k < columns; k += GROUP) {
-        const uint16_t* tail = (const uint16_t*)(panel + (kind == Q4 ? 256 : GROUP * LANES));
-        f32x16 scale = load_half(tail), zero = kind == Q4 ? load_half(tail + LANES) - OFFSET * scale : f32x16{};
-        for (int i = 0; i < GROUP / 2; i++) {
-            __m512i codes = kind == Q4 ? codes4(load_as<__m512i>(panel + i / 4 * 64), i % 4)
-                                       : codes8(panel, i);
-            u32x16 bits = same_bits<u32x16>(codes);
-            f32x16 even = same_bits<f32x16>(bits << 16) * scale + zero;
-            f32x16 odd = same_bits<f32x16>(bits & 0xffff0000u) * scale + zero;
-            bf16 halves[2 * LANES];
-            store(halves, even);
-            store(halves + LANES, odd);
-            u32x16 low = __builtin_convertvector(load_as<u16x16>(halves), u32x16);
-            u32x16 high = __builtin_convertvector(load_as<u16x16>(halves + LANES), u32x16);
-            u32x16 pair = low | (high << 16);
-            std::memcpy(to + LANES * (k + 2 * i), &pair, sizeof pair);
+template <class Codes>
+inline void unpack(const char* panel, int columns, bf16* to) {
+    for (int k = 0; k < columns; k += GROUP, panel += Codes::BYTES) {
+        f32x16 scale = scale_of<Codes>(panel), zero = Codes::zero(panel, scale);
+        for (int i = 0; i < GROUP; i += 2) {
+            bf16 even[LANES], odd[LANES];
+            store(even, Codes::code(panel, i) * scale + zero);
+            store(odd, Codes::code(panel, i + 1) * scale + zero);
+            u32x16 low = __builtin_convertvector(load_as<u16x16>(even), u32x16);
+            u32x16 high = __builtin_convertvector(load_as<u16x16>(odd), u32x16) << 16;
+            u32x16 pair = low | high;
+            std::memcpy(to + LANES * (k + i), &pair, sizeof pair);
         }
-        panel += kind == Q4 ? Q4_BYTES : Q8_BYTES;
     }
 }
 

@@ -80,7 +80,6 @@ enum Phase { QKV, APPEND, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, PHASES };
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int FEW = 4;        // rows up to which quantised codes are used as they are
 constexpr int WIDE = 16;      // vectors a panel meets at a time
 constexpr int STRETCH = 64;   // positions of a context that are worth a unit of work,
 constexpr int MOST = 16;      // of which a context has this many at most
@@ -168,7 +167,7 @@ private:
         int counter = 0;        // of the next phase that is shared out
         Vectors<T> few;         // norms of a few rows: cheaper made by each thread than waited for
         std::vector<T> panel;   // one panel, unpacked
-        std::vector<float> sums;
+        Beside<T> bytes;        // what codes are multiplied by
         std::vector<Vector<T>> in;
         std::vector<f32x16> gates;
 
@@ -178,7 +177,7 @@ private:
             int widest = round_up(std::max({m.width, m.hidden, m.heads * C}), GROUP);
             if (run.rows <= FEW) few.reserve(run.rows, m.width);
             panel.resize(size_t(2) * widest * LANES);
-            sums.resize(size_t(FEW) * widest / GROUP);
+            if (run.rows <= FEW || run.s.num_logits <= FEW) bytes.reserve(widest);
             gates.resize(run.rows);
             in.reserve(run.rows);
         }
@@ -267,14 +266,10 @@ private:
     }
 
     void inputs(Vectors<T>& from, const Matrix& next, int count, Local& local) {
-        int groups = from.stride / GROUP;
+        bool codes = count <= FEW && (next.kind == Q4 || next.kind == Q8);
         local.in.resize(count);
-        for (int i = 0; i < count; i++) {
-            float* sums = next.kind == Q4 && count <= FEW ? &local.sums[size_t(i) * groups] : nullptr;
-            local.in[i] = {from.row(i), sums};
-            for (int g = 0; sums && g < groups; g++)
-                sums[g] = sum(load(from.row(i) + g * GROUP) + load(from.row(i) + g * GROUP + LANES));
-        }
+        for (int i = 0; i < count; i++)
+            local.in[i] = codes ? local.bytes.of(from.row(i), from.stride, i) : Vector<T>{from.row(i), nullptr};
     }
 
     // -- matrices
@@ -291,7 +286,8 @@ private:
     void one_panel(const Matrix& w, const char* data, int panel, Local& local, Out out) {
         int kind = w.kind, count = int(local.in.size());
         if (count > FEW && (kind == Q4 || kind == Q8)) {
-            unpack(kind, data, w.columns, local.panel.data());
+            if (kind == Q4) unpack<Codes4>(data, w.columns, local.panel.data());
+            else unpack<Codes8>(data, w.columns, local.panel.data());
             data = (const char*)local.panel.data();
             kind = sizeof(T) == 2 ? BF16 : F32;
         }
