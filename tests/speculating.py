@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fakes import tiny_config, tiny_model
 
 from minifer.engine import Engine
-from minifer.execution.runner import ModelRunner
+from minifer.execution.runner import make_runner
 from minifer.execution.speculation.draft_model import DraftModelProposer
 from minifer.kv.step_input import StepInput
 from minifer.request import Request
@@ -53,7 +53,7 @@ def with_draft_model(engine: Engine, seed: int, config=None) -> Engine:
     """The engine, drafting with the tiny random model of a seed; that of seed 0 is its own."""
     config = config or tiny_config()
     blocks = engine.kv.pool.num_blocks
-    runner = ModelRunner(tiny_model(config, seed), config, engine.config, blocks)
+    runner = make_runner(tiny_model(config, seed), config, engine.config, blocks)
     rejection = engine.config.speculative_acceptance == "rejection"
     return use(engine, DraftModelProposer(runner, rejection))
 

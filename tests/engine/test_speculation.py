@@ -13,7 +13,7 @@ import pytest
 from fakes import check_engine, run_engine, step_checked, tiny_config, tiny_engine, tiny_model
 from speculating import Scripted, chi_square_fits, half_right, use, with_draft_model
 
-from minifer.config import EngineConfig
+from minifer.config import EngineConfig, ModelConfig
 from minifer.engine import Engine
 from minifer.events import ListSink
 from minifer.execution.reference import reference_generate
@@ -36,19 +36,20 @@ def prompts() -> list[list[int]]:
 
 
 @functools.cache
-def truth() -> list[list[int]]:
-    return [reference_generate(tiny_model(), prompt, MAX_TOKENS) for prompt in prompts()]
+def truth(config: ModelConfig | None = None) -> list[list[int]]:
+    return [reference_generate(tiny_model(config), prompt, MAX_TOKENS) for prompt in prompts()]
 
 
 def drafting(method: str, **options) -> Engine:
     """An engine that drafts: by n-grams, by its own model, by another one, or by heart."""
+    config = options.get("config")
     if method == "ngram":
         return tiny_engine(speculative_method="ngram", prompt_lookup_min=1, **options)
     engine = tiny_engine(**options)
     if method == "heart":
-        replies = {(str(i), 0): tokens for i, tokens in enumerate(truth())}
+        replies = {(str(i), 0): tokens for i, tokens in enumerate(truth(config))}
         return use(engine, half_right(replies, random.Random(1)))
-    return with_draft_model(engine, 0 if method == "itself" else 1)
+    return with_draft_model(engine, 0 if method == "itself" else 1, config)
 
 
 OPTIONS = [
@@ -74,11 +75,24 @@ def name(options: dict) -> str:
 @pytest.mark.parametrize("method", ["ngram", "itself", "another", "heart"])
 @pytest.mark.parametrize("options", OPTIONS, ids=name)
 def test_case_141_tokens_do_not_depend_on_drafts(options, method, cache):
-    engine = drafting(method, **options, **CACHES[cache])
+    check_tokens(drafting(method, **options, **CACHES[cache]), options, method, truth())
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("method", ["ngram", "itself", "another", "heart"])
+@pytest.mark.parametrize("options", [OPTIONS[2], OPTIONS[3], OPTIONS[7]], ids=name)
+def test_the_compiled_step_judges_drafts(options, method, cache):
+    """Drafts are rows of one call, next to other requests' decodes and pieces of prompts."""
+    config = tiny_config(head_dim=16)
+    engine = drafting(method, config=config, backend="compiled", **options, **CACHES[cache])
+    check_tokens(engine, options, method, truth(config))
+
+
+def check_tokens(engine: Engine, options: dict, method: str, expected: list[list[int]]) -> None:
     for i, prompt in enumerate(prompts()):
         engine.add_request(str(i), prompt, GREEDY)
     last = run_engine(engine)
-    assert [last[str(i)].outputs[0].token_ids for i in range(len(prompts()))] == truth()
+    assert [last[str(i)].outputs[0].token_ids for i in range(len(prompts()))] == expected
     stats = engine.speculation_stats
     if options.get("num_kv_blocks", 64) < 13:
         assert engine.scheduler.num_preemptions > 0, "this cache was meant to be too small"
