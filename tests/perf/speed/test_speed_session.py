@@ -13,6 +13,7 @@ from minifer.perf.speed.measures import Task
 from minifer.perf.speed.prefix import HIT, MISS, TAIL, measure_prefix
 from minifer.perf.speed.session import STAGES, Session
 from minifer.request import SamplingParams
+from minifer.weights.resolve import resolve_model
 
 OPTIONS = {"num_kv_blocks": 60, "max_num_seqs": 4, "device": "cpu"}
 ASKS = [Ask((65, 66, 67, 68), 5), Ask((70, 71), 5)]
@@ -98,3 +99,20 @@ def test_drafts_are_counted_where_the_engine_makes_them(tmp_path: Path) -> None:
     assert again["drafted"] <= 2 * drafted
     for one in (session, plain):
         one.close()
+
+
+@pytest.mark.slow
+def test_transformers_answers_the_same_tokens_one_step_after_the_other() -> None:
+    """In float32 two engines that compute the same model agree; 2 requests are one batch."""
+
+    def tasks(turn: int) -> list[Task]:
+        return [Task("c", "decode", tuple(Cell("decode", 2, 20, 6).asks(200, 1)))]
+
+    model = str(resolve_model("minifer-tiny").path)
+    job = {"model": model, "dtype": "float32", "options": {}, "threads": 1, "warmup_tokens": 2}
+    theirs = Elsewhere("transformers", job, timeout=300)(tasks)
+    ours = Here("minifer-tiny", OPTIONS)(tasks)
+    assert theirs.runs["c"].tokens == ours.runs["c"].tokens
+    assert theirs.about["dtype"] == "float32" and theirs.traffic is None
+    first, second = theirs.runs["c"].stamps
+    assert first == second == sorted(first) and len(set(first)) == 6
