@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -75,7 +75,8 @@ def _once(compiler: Compiler, macros: tuple[str, ...], folder: Path) -> ctypes.C
 
 
 def _library(compiler: Compiler, macros: tuple[str, ...], folder: Path) -> ctypes.CDLL:
-    name = f"step-{_key(compiler, macros)}"
+    sources = {name: Path(__file__).with_name(name).read_bytes() for name in _SOURCES}
+    name = f"step-{_key(sources, compiler, macros)}"
     for kept in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError):
             if kept.stem == f"{name}-{_digest(kept.read_bytes())}":
@@ -88,6 +89,8 @@ def _library(compiler: Compiler, macros: tuple[str, ...], folder: Path) -> ctype
         except OSError as error:
             _say(f"{folder} cannot be written, so every start compiles: {error.strerror}")
             folder = scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for source, text in sources.items():  # what the key is of, whatever happens to the files
+            (scratch / source).write_bytes(text)
         made = scratch / "step.so"
         _compile(compiler, macros, made)
         target = folder / f"{name}-{_digest(made.read_bytes())}.so"
@@ -102,8 +105,7 @@ def _compile(compiler: Compiler, macros: Sequence[str], made: Path) -> None:
     _say(f"compiling the step for this CPU, about {_SECONDS} s, once")
     started = time.perf_counter()
     flags = [*_FLAGS, *_native(compiler), *_openmp(compiler), *(f"-D{macro}" for macro in macros)]
-    source = Path(__file__).with_name("step.cpp")
-    done = _run([*compiler, *flags, str(source), "-o", str(made)])
+    done = _run([*compiler, *flags, str(made.with_name("step.cpp")), "-o", str(made)])
     if done.returncode or not made.is_file():
         lines = (done.stderr or done.stdout).splitlines() or [f"exit status {done.returncode}"]
         said = next((line for line in lines if "error" in line), lines[-1])
@@ -138,11 +140,11 @@ def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProces
         raise CompilerError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
 
 
-def _key(compiler: Compiler, macros: Sequence[str]) -> str:
+def _key(sources: Mapping[str, bytes], compiler: Compiler, macros: Sequence[str]) -> str:
     """Of all that decides what the compiler makes. The compiler itself is not asked: it counts as
     another one when its file is another."""
     program = os.stat(compiler[0])
-    parts = [Path(__file__).with_name(name).read_bytes() for name in (*_SOURCES, "build.py")]
+    parts = [*sources.values(), Path(__file__).read_bytes()]
     parts += [flag.encode() for flag in (*compiler, *_FLAGS, *macros, _cpu())]
     parts += [f"{program.st_size} {program.st_mtime_ns}".encode()]
     return _digest(b"".join(len(part).to_bytes(8, "little") + part for part in parts))

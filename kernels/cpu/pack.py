@@ -16,6 +16,7 @@ from minifer.weights.quantized import QuantizedWeight, unpack_nibbles
 
 LANES = 16  # rows of a panel
 GROUP = 32  # columns that share a scale
+_AT_ONCE = 4096  # rows: what is made on the way stays small
 F32, BF16, Q4, Q8 = range(4)  # `Kind` of panels.h
 
 
@@ -40,19 +41,51 @@ def pack(
     dense: the model's dtype, in which codes are multiplied out that no kernel reads. It must be
     the type of the vectors: float32 panels meet no bfloat16 ones.
     """
-    rows, columns = weight.shape
-    above, right = -rows % LANES, -columns % GROUP
+    rows, columns = _padded(weight)
     if bias is not None:
-        bias = F.pad(bias.detach().float(), (0, above)).contiguous()
-    if isinstance(weight, Tensor):
-        padded = F.pad(weight.detach(), (0, right, 0, above))
-        kind = {torch.float32: F32, torch.bfloat16: BF16}[weight.dtype]
-        data = _columns(padded, 1 if kind == F32 else 2).view(torch.uint8).flatten()
-    elif not _readable(weight):
-        return pack(weight.dequantize(dense), bias)
+        bias = F.pad(bias.detach().float(), (0, rows - len(bias))).contiguous()
+    kind = kind_of(weight, dense)
+    data = torch.empty(packed_bytes(weight, dense), dtype=torch.uint8)
+    for start in range(0, rows, _AT_ONCE):
+        end = min(start + _AT_ONCE, rows)
+        part = data[len(data) * start // rows : len(data) * end // rows]
+        part.copy_(_panels(weight, start, end, kind))
+    return Panels(data, rows, columns, kind, bias)
+
+
+def kind_of(weight: Tensor | QuantizedWeight, dense: torch.dtype) -> int:
+    """`Kind` of panels.h. Codes that no kernel reads are multiplied out."""
+    if isinstance(weight, QuantizedWeight) and _readable(weight):
+        return Q4 if weight.bits == 4 else Q8
+    dtype = weight.dtype if isinstance(weight, Tensor) else dense
+    return {torch.float32: F32, torch.bfloat16: BF16}[dtype]
+
+
+def packed_bytes(weight: Tensor | QuantizedWeight, dense: torch.dtype) -> int:
+    """Of the panels of a matrix."""
+    rows, columns = _padded(weight)
+    of_group = {F32: 128, BF16: 64, Q4: 20, Q8: 34}[kind_of(weight, dense)]  # 32 columns of a row
+    return rows * columns // GROUP * of_group
+
+
+def _padded(weight: Tensor | QuantizedWeight) -> tuple[int, int]:
+    rows, columns = weight.shape
+    return rows + -rows % LANES, columns + -columns % GROUP
+
+
+def _panels(weight: Tensor | QuantizedWeight, start: int, end: int, kind: int) -> Tensor:
+    """Rows start … end − 1 of the padded matrix as bytes."""
+    held = slice(start, min(end, weight.shape[0]))
+    above = end - held.stop
+    if kind in (Q4, Q8):
+        assert isinstance(weight, QuantizedWeight)
+        return _quantized(weight.map_rows(lambda tensor: tensor[held]), above)
+    if isinstance(weight, QuantizedWeight):
+        rows = weight.rows(held, torch.float32 if kind == F32 else torch.bfloat16)
     else:
-        kind, data = _quantized(weight, above)
-    return Panels(data, rows + above, columns + right, kind, bias)
+        rows = weight.detach()[held]
+    padded = F.pad(rows, (0, -rows.shape[1] % GROUP, 0, above))
+    return _columns(padded, 1 if kind == F32 else 2).view(torch.uint8).flatten()
 
 
 def _readable(weight: QuantizedWeight) -> bool:
@@ -69,7 +102,7 @@ def _columns(weight: Tensor, together: int) -> Tensor:
     return panels.transpose(1, 2).contiguous()
 
 
-def _quantized(weight: QuantizedWeight, above: int) -> tuple[int, Tensor]:
+def _quantized(weight: QuantizedWeight, above: int) -> Tensor:
     repeat = weight.group_size // GROUP
     scales = [weight.scale]
     if weight.bits == 4:
@@ -86,7 +119,7 @@ def _quantized(weight: QuantizedWeight, above: int) -> tuple[int, Tensor]:
         octets = (octets[:, :, 0] | (octets[:, :, 1] << 4)).flatten(1)
     words = _columns(octets, 4).flatten(2)  # [panels, columns of words, 16 · 4]
     lanes = words.unflatten(1, (-1, GROUP * weight.bits // 32)).flatten(2)
-    return Q8 if weight.bits == 8 else Q4, _join(lanes, *tails)
+    return _join(lanes, *tails)
 
 
 def _join(*parts: Tensor) -> Tensor:

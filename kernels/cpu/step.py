@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,14 +103,17 @@ class Weights:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a step: x float32 [T, D] (overwritten), positions and slots int64 [T], tables
-    int32 [T, width], logits_rows int32 [R]."""
+    """The rows of a step: x float32 [T, D] (overwritten), the position, slot and block table of
+    each, and the rows whose logits are wanted, rising.
+
+    Plain integers, not tensors: a step of 2 ms has no time for a dozen operations of torch.
+    """
 
     x: Tensor
-    positions: Tensor
-    slots: Tensor
-    tables: Tensor
-    logits_rows: Tensor
+    positions: Sequence[int]
+    slots: Sequence[int]
+    tables: Sequence[Sequence[int]]
+    logits_rows: Sequence[int]
 
 
 class CpuStep:
@@ -187,15 +191,18 @@ class CpuStep:
         if count > len(rows.positions):
             raise ValueError(f"logits_rows must name each row once, got {count} of them")
         best, best_logit = torch.empty(count, dtype=torch.int64), torch.empty(count)
+        positions, slots = array("q", rows.positions), array("q", rows.slots)
+        tables, width = _padded(rows.tables)
+        wanted = array("i", rows.logits_rows)
         step = _Step(
-            rows=len(rows.positions),
-            table_width=rows.tables.shape[1],
+            rows=len(positions),
+            table_width=width,
             num_logits=count,
             x=_address(rows.x),
-            positions=_address(rows.positions),
-            slots=_address(rows.slots),
-            tables=_address(rows.tables),
-            logits_rows=_address(rows.logits_rows),
+            positions=positions.buffer_info()[0],
+            slots=slots.buffer_info()[0],
+            tables=tables.buffer_info()[0],
+            logits_rows=wanted.buffer_info()[0],
             logits=_address(logits),
             best=_address(best),
             best_logit=_address(best_logit),
@@ -205,6 +212,16 @@ class CpuStep:
         if self._library.minifer_step(ctypes.byref(self._model), ctypes.byref(step)):
             raise MemoryError(f"no memory for a step of {step.rows} rows")
         return best, best_logit
+
+
+def _padded(tables: Sequence[Sequence[int]]) -> tuple[array[int], int]:
+    """int32, row after row, and the width of a row."""
+    width = max(map(len, tables), default=0)
+    flat = array("i")
+    for table in tables:
+        flat.extend(table)
+        flat.extend([0] * (width - len(table)))
+    return flat, width
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +23,8 @@ from minifer.config import EngineConfig, ModelConfig
 from minifer.execution.runner import ModelRunner
 from minifer.execution.sampler import Picked
 from minifer.kernels.cpu.build import CompilerError, load
-from minifer.kernels.cpu.pack import interleave, pack
+from minifer.kernels.cpu.memory import Arena
+from minifer.kernels.cpu.pack import Panels, interleave, pack, packed_bytes
 from minifer.kernels.cpu.step import CpuStep, LayerWeights, Rows, Weights
 from minifer.kv.step_input import StepInput
 from minifer.models.transformer import RMSNorm, Transformer
@@ -52,22 +56,15 @@ class CompiledRunner(ModelRunner):
 
     def _rows(self, step: StepInput) -> Rows:
         """A row is a token; each brings the block table of its request."""
-        width = max(map(len, step.block_tables))
-        padded = [table + [0] * (width - len(table)) for table in step.block_tables]
-        starts = step.query_start
         tables = [
             table
-            for i, table in enumerate(padded)
-            for _ in range(starts[i + 1] - starts[i])
-        ]  # fmt: skip
-        token_ids = torch.tensor(step.token_ids)
-        return Rows(
-            self.model.embed(token_ids).float(),
-            torch.tensor(step.positions),
-            torch.tensor(step.slot_mapping),
-            torch.tensor(tables, dtype=torch.int32),
-            torch.tensor(step.logits_rows, dtype=torch.int32),
-        )
+            for table, (start, end) in zip(
+                step.block_tables, pairwise(step.query_start), strict=True
+            )
+            for _ in range(end - start)
+        ]
+        x = self.model.embed(torch.tensor(step.token_ids)).float()
+        return Rows(x, step.positions, step.slot_mapping, tables, step.logits_rows)
 
 
 def compiled_runner(
@@ -141,8 +138,13 @@ def _check_model(config: ModelConfig) -> None:
 
 
 def weights_of(model: Transformer) -> Weights:
-    """The model's weights in panels."""
+    """The model's weights in panels, one after the other in the order a step reads them."""
     dense = model.norm.weight.dtype  # of the vectors
+    arena = Arena(sum(packed_bytes(weight, dense) for weight in _matrices(model)))
+
+    def held(panels: Panels) -> Panels:
+        return replace(panels, data=arena.hold(panels.data))
+
     decoders: list[Any] = list(model.layers)
     layers = []
     for layer in decoders:
@@ -154,10 +156,10 @@ def weights_of(model: Transformer) -> Weights:
                 _norm(layer.post_attention_layernorm),
                 _norm(attention.q_norm),
                 _norm(attention.k_norm),
-                pack(attention.qkv_proj.weight, attention.qkv_proj.bias, dense),
-                pack(attention.o_proj.weight, attention.o_proj.bias, dense),
-                interleave(pack(*gate, dense), pack(*up, dense)),
-                pack(mlp.down_proj.weight, mlp.down_proj.bias, dense),
+                held(pack(attention.qkv_proj.weight, attention.qkv_proj.bias, dense)),
+                held(pack(attention.o_proj.weight, attention.o_proj.bias, dense)),
+                held(interleave(pack(*gate, dense), pack(*up, dense))),
+                held(pack(mlp.down_proj.weight, mlp.down_proj.bias, dense)),
                 attention.window,
             )
         )
@@ -166,10 +168,22 @@ def weights_of(model: Transformer) -> Weights:
     return Weights(
         layers,
         _norm(model.norm),
-        pack(head.weight, dense=dense),
+        held(pack(head.weight, dense=dense)),
         rotary.inv_freq.contiguous(),
         rotary.scaling,
     )
+
+
+def _matrices(model: Transformer) -> Iterator[Tensor | QuantizedWeight]:
+    decoders: list[Any] = list(model.layers)
+    for layer in decoders:
+        attention, mlp = layer.self_attn, layer.mlp
+        for linear in (attention.qkv_proj, attention.o_proj, mlp.down_proj):
+            yield linear.weight
+        for weight, _ in _halves(mlp.gate_up_proj):
+            yield weight
+    head: Any = model.embed_tokens if model.lm_head is None else model.lm_head
+    yield head.weight
 
 
 def _norm(norm: RMSNorm | None) -> Any:
