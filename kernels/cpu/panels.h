@@ -70,6 +70,10 @@ struct Codes4 {
         int shift = column % 4 * 8 + column / 4 % 2 * 4;
         return __builtin_convertvector(same_bits<i32x16>((word >> shift) & 15u), f32x16);
     }
+    static float at(const char* group, int column, int lane) {
+        uint8_t both = group[column / 8 * 64 + lane * 4 + column % 4];
+        return column / 4 % 2 ? both >> 4 : both & 15;
+    }
     static f32x16 zero(const char* group, f32x16) {
         return load_half((const uint16_t*)(group + TAIL) + LANES);
     }
@@ -93,6 +97,9 @@ struct Codes8 {
         u32x16 word = load_as<u32x16>(group + column / 4 * 64);
         return __builtin_convertvector(same_bits<i32x16>((word >> (column % 4 * 8)) & 255u), f32x16);
     }
+    static float at(const char* group, int column, int lane) {
+        return uint8_t(group[column / 4 * 64 + lane * 4 + column % 4]);
+    }
     static f32x16 zero(const char*, f32x16 scale) { return -128 * scale; }
 #ifdef MINIFER_BF16_DOT
     template <class Use>
@@ -105,6 +112,29 @@ struct Codes8 {
 template <class Codes>
 inline f32x16 scale_of(const char* group) {
     return load_half((const uint16_t*)(group + Codes::TAIL));
+}
+
+// Row `row` of a matrix as float32: how a token is looked up in a head that is its embedding too.
+template <class Codes>
+inline void one_row(const char* panel, int lane, int columns, float* to) {
+    for (int k = 0; k < columns; k += GROUP, panel += Codes::BYTES) {
+        f32x16 scale = scale_of<Codes>(panel), zero = Codes::zero(panel, scale);
+        for (int i = 0; i < GROUP; i++) to[k + i] = Codes::at(panel, i, lane) * scale[lane] + zero[lane];
+    }
+}
+
+inline void row_of(int kind, const char* data, int64_t row, int columns, float* to) {
+    const char* panel = data + row / LANES * panel_bytes(kind, columns);
+    int lane = row % LANES;
+    if (kind == Q4) return one_row<Codes4>(panel, lane, columns, to);
+    if (kind == Q8) return one_row<Codes8>(panel, lane, columns, to);
+    for (int k = 0; k < columns; k++) {
+        if (kind == F32) to[k] = ((const float*)panel)[k * LANES + lane];
+        else {
+            uint32_t bits = ((const uint16_t*)panel)[k / 2 * 2 * LANES + lane * 2 + k % 2];
+            to[k] = same_bits<float>(bits << 16);
+        }
+    }
 }
 
 // What a panel meets. `sums`: for zeros, of each group of 32 entries (of `high` and `low`'s integers

@@ -65,7 +65,8 @@ struct Model {
 
 struct Step {
     int32_t rows, table_width, num_logits, pad;
-    float* x;                  // [T, D], the embedded tokens; overwritten
+    float* x;                  // [T, D], the embedded tokens; overwritten. Not filled yet with:
+    const int64_t* tokens;     // [T], rows of the head, or null
     const int64_t* positions;  // [T]
     const int64_t* slots;      // [T], where keys and values go; below 0: nowhere
     const int32_t* tables;     // [T, table_width]
@@ -120,7 +121,8 @@ public:
 
     void work(int thread) {
         Local& local = locals[thread];
-        for (int r = thread; r < rows; r += threads) angles(r);
+        for (int r = thread; r < rows; r += threads) begin(r);
+        barrier.wait();
         for (int i = 0; i < m.layers; i++) layer(m.layer[i], local);
         head(local);
     }
@@ -183,7 +185,13 @@ private:
         }
     };
 
-    void angles(int r) {
+    // Look the token up, and find the angles of its position.
+    void begin(int r) {
+        if (s.tokens) {
+            std::vector<float> row(m.head.columns);
+            row_of(m.head.kind, m.head.data, s.tokens[r], m.head.columns, row.data());
+            std::copy_n(row.data(), m.width, s.x + size_t(r) * m.width);
+        }
         int half = C / 2;
         for (int i = 0; i < half; i++) {
             float angle = float(s.positions[r]) * m.inv_freq[i];

@@ -61,7 +61,7 @@ class _Step(ctypes.Structure):
         *(
             (name, _pointer)
             for name in (
-                "x", "positions", "slots", "tables", "logits_rows", "logits", "best", "best_logit",
+                "x", "tokens", "positions", "slots", "tables", "logits_rows", "logits", "best", "best_logit",
                 "seconds",
             )
         ),
@@ -103,13 +103,15 @@ class Weights:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a step: x float32 [T, D] (overwritten), the position, slot and block table of
-    each, and the rows whose logits are wanted, rising.
+    """The rows of a step: its tokens, the position, slot and block table of each, and the rows
+    whose logits are wanted, rising.
+
+    tokens: embedded, float32 [T, D] (overwritten), or as ids where the head is the embedding.
 
     Plain integers, not tensors: a step of 2 ms has no time for a dozen operations of torch.
     """
 
-    x: Tensor
+    tokens: Tensor | Sequence[int]
     positions: Sequence[int]
     slots: Sequence[int]
     tables: Sequence[Sequence[int]]
@@ -193,12 +195,18 @@ class CpuStep:
         best, best_logit = torch.empty(count, dtype=torch.int64), torch.empty(count)
         positions, slots = array("q", rows.positions), array("q", rows.slots)
         tables, width = _padded(rows.tables)
+        if isinstance(rows.tokens, Tensor):
+            x, token_ids = rows.tokens, None
+        else:
+            x = torch.empty(len(rows.tokens), self._model.width)
+            token_ids = array("q", rows.tokens)
         wanted = array("i", rows.logits_rows)
         step = _Step(
             rows=len(positions),
             table_width=width,
             num_logits=count,
-            x=_address(rows.x),
+            x=_address(x),
+            tokens=None if token_ids is None else token_ids.buffer_info()[0],
             positions=positions.buffer_info()[0],
             slots=slots.buffer_info()[0],
             tables=tables.buffer_info()[0],

@@ -63,8 +63,10 @@ class CompiledRunner(ModelRunner):
             )
             for _ in range(end - start)
         ]
-        x = self.model.embed(torch.tensor(step.token_ids)).float()
-        return Rows(x, step.positions, step.slot_mapping, tables, step.logits_rows)
+        tokens: Tensor | list[int] = step.token_ids
+        if self.model.lm_head is not None:  # the table is not among the panels
+            tokens = self.model.embed(torch.tensor(tokens)).float()
+        return Rows(tokens, step.positions, step.slot_mapping, tables, step.logits_rows)
 
 
 def compiled_runner(
