@@ -61,8 +61,8 @@ class _Step(ctypes.Structure):
         *(
             (name, _pointer)
             for name in (
-                "x", "tokens", "positions", "slots", "tables", "logits_rows", "logits", "best", "best_logit",
-                "seconds",
+                "x", "tokens", "positions", "slots", "tables", "logits_rows", "logits", "best",
+                "best_logit", "seconds",
             )
         ),
     ]  # fmt: skip
@@ -198,6 +198,10 @@ class CpuStep:
         if isinstance(rows.tokens, Tensor):
             x, token_ids = rows.tokens, None
         else:
+            if min(rows.tokens) < 0 or max(rows.tokens) >= self._vocabulary:
+                raise IndexError(
+                    f"tokens must be 0 … {self._vocabulary - 1}, got {list(rows.tokens)}"
+                )
             x = torch.empty(len(rows.tokens), self._model.width)
             token_ids = array("q", rows.tokens)
         wanted = array("i", rows.logits_rows)

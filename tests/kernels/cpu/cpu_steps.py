@@ -62,17 +62,15 @@ def product_step(
     return CpuStep(library or load(*SIZES), chosen, weights, cache[:1], cache[1:])
 
 
-def product_rows(signs: Tensor, wanted: Sequence[int] | None = None) -> Rows:
-    """signs [T, D] of ±1: one token a row, each a request of its own at position 0."""
-    T = len(signs)
-    rows = torch.arange(T)
-    chosen = list(range(T)) if wanted is None else list(wanted)
+def product_rows(tokens: Tensor | Sequence[int], wanted: Sequence[int] | None = None) -> Rows:
+    """Vectors [T, D] of ±1, or ids: one token a row, each a request of its own at position 0."""
+    rows = range(len(tokens))
     return Rows(
-        signs.clone(),
-        torch.zeros(T, dtype=torch.int64),
-        rows * 4,
-        rows[:, None].to(torch.int32),
-        torch.tensor(chosen, dtype=torch.int32),
+        tokens.clone() if isinstance(tokens, Tensor) else tokens,
+        [0] * len(rows),
+        [4 * row for row in rows],
+        [[row] for row in rows],
+        rows if wanted is None else wanted,
     )
 
 

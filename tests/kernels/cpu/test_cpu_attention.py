@@ -134,13 +134,12 @@ class Scene:
 
     def rows(self, chosen=None, written=True) -> Rows:
         chosen = list(range(len(self.lengths))) if chosen is None else chosen
-        slots = torch.tensor([int(self.slots[i][-1]) for i in chosen])
         return Rows(
             self.x[chosen],
-            torch.tensor([self.lengths[i] - 1 for i in chosen]),
-            slots if written else torch.full_like(slots, -1),
-            self.tables[chosen],
-            torch.arange(len(chosen), dtype=torch.int32),
+            [self.lengths[i] - 1 for i in chosen],
+            [int(self.slots[i][-1]) if written else -1 for i in chosen],
+            [self.tables[i].tolist() for i in chosen],
+            range(len(chosen)),
         )
 
     def truth(self, row: int) -> tuple[Tensor, Tensor, Tensor]:

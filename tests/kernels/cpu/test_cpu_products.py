@@ -134,6 +134,32 @@ def test_a_row_asked_for_twice_is_refused() -> None:
         step.logits(product_rows(signs(1, 64), [0, 0]))
 
 
+# -- the head as the embedding
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_is_looked_up_in_the_head(kind: str, dtype: str) -> None:
+    """Its row, normalised to a root mean square of 1, times the head: all in float64."""
+    if (kind, dtype) == ("float32", "bfloat16"):
+        pytest.skip("no model has vectors narrower than its weights")
+    made = KINDS[kind][0](matrix(40, 128))
+    exact = (made.dequantize() if isinstance(made, QuantizedWeight) else made).double()
+    ids = [39, 0, 16, 15, 7, 39]
+    x = exact[ids] / exact[ids].pow(2).mean(-1, keepdim=True).sqrt()
+    step = product_step(made, torch.ones(128), DTYPES[dtype])
+    error = (step.logits(product_rows(ids)).double() - x @ exact.T).abs()
+    rounding = 3 * EPS16 if dtype == "bfloat16" else 256 * EPS32
+    assert bool((error <= rounding * (x.abs() @ exact.abs().T)).all())
+
+
+@pytest.mark.parametrize("bad", [-1, 40, 2**40])
+def test_a_token_beyond_the_vocabulary_is_refused(bad: int) -> None:
+    step = product_step(matrix(40, 64), torch.ones(64), torch.float32)
+    with pytest.raises(IndexError, match=f"tokens must be 0 … 39, got .3, {bad}."):
+        step.logits(product_rows([3, bad]))
+
+
 # -- the largest
 
 
