@@ -137,7 +137,7 @@ def test_whatever_the_engine_has_to_work_with(seed, method, settings):
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**30), st.sampled_from(METHODS), st.fixed_dictionaries(SETTINGS))
 def test_whatever_the_engine_has_to_work_with_at_length(seed, method, settings):
     check_drawn(seed, method, settings)
