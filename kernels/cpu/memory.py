@@ -6,6 +6,7 @@ stream, and pages of 2 MiB spare it most of the look-ups of addresses that pages
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from contextlib import suppress
 
@@ -39,3 +40,14 @@ class Arena:
         held.copy_(data)
         self._place = end + -end % _LINE
         return held
+
+
+def prefer_large_pages(tensor: Tensor) -> None:
+    """Ask for large pages where a tensor of 2 MiB or more will be touched. Linux; else nothing."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    start = tensor.data_ptr() + -tensor.data_ptr() % _LARGE_PAGE
+    end = (tensor.data_ptr() + tensor.nbytes) // _LARGE_PAGE * _LARGE_PAGE
+    if end > start:
+        madvise = ctypes.CDLL(None).madvise
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)

@@ -51,13 +51,14 @@ inline f32x16 load_half(const uint16_t* from) {
 #endif
 }
 
-// A few vectors are done with a line of W before memory brings the next: ask for it this far ahead.
-// Panels follow one another, so the end of one asks for the beginning of the next.
+// Vectors are done with a line of W before memory brings the next: ask for it this far ahead. Panels
+// follow one another, so the end of one asks for the beginning of the next.
 constexpr int AHEAD = 4096;
 
+// `once`: the panel is not read again in this step, so the caches are left to others.
+template <bool once>
 inline void fetch(const char* from, int bytes) {
-    // Each is used once: the caches are left to others.
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i, 0, 0);
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i, 0, once ? 0 : 2);
 }
 
 // -- one group of a quantised panel
@@ -179,24 +180,32 @@ inline void dot_codes(const char* panel, int columns, const Vector<float>* in, f
     }
 }
 
-template <int B>
-inline void dot(int kind, const char* panel, int columns, const Vector<float>* in, f32x16* acc) {
-    if constexpr (B <= FEW) {
-        if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc);
-        if (kind == Q8) return dot_codes<Codes8, B>(panel, columns, in, acc);
+// P panels that lie `bytes` apart meet B vectors: each number that is loaded is used P or B times.
+template <int P, int B>
+inline void dot(int kind, const char* panel, int64_t bytes, int columns, const Vector<float>* in, f32x16 (&acc)[P][B]) {
+    if constexpr (P == 1 && B <= FEW) {
+        if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc[0]);
+        if (kind == Q8) return dot_codes<Codes8, B>(panel, columns, in, acc[0]);
     }
     const float* x[B];
     for (int b = 0; b < B; b++) x[b] = in[b].values;
     if (kind == F32) {
         for (int k = 0; k < columns; k++) {
-            f32x16 v = load((const float*)panel + LANES * k);
-            for (int b = 0; b < B; b++) acc[b] += v * x[b][k];
+            f32x16 w[P];
+            for (int p = 0; p < P; p++) w[p] = load((const float*)(panel + p * bytes) + LANES * k);
+            for (int b = 0; b < B; b++)
+                for (int p = 0; p < P; p++) acc[p][b] += w[p] * x[b][k];
         }
     } else {
         for (int k = 0; k < columns; k += 2) {
-            u32x16 pair = load_as<u32x16>(panel + 32 * k);
-            f32x16 even = same_bits<f32x16>(pair << 16), odd = same_bits<f32x16>(pair & 0xffff0000u);
-            for (int b = 0; b < B; b++) acc[b] += even * x[b][k] + odd * x[b][k + 1];
+            f32x16 even[P], odd[P];
+            for (int p = 0; p < P; p++) {
+                u32x16 pair = load_as<u32x16>(panel + p * bytes + 32 * k);
+                even[p] = same_bits<f32x16>(pair << 16);
+                odd[p] = same_bits<f32x16>(pair & 0xffff0000u);
+            }
+            for (int b = 0; b < B; b++)
+                for (int p = 0; p < P; p++) acc[p][b] += even[p] * x[b][k] + odd[p] * x[b][k + 1];
         }
     }
 }
@@ -233,7 +242,7 @@ template <class Codes, int B>
 inline void dot_codes(const char* panel, int columns, const Vector<bf16>* in, f32x16* acc) {
     for (int k = 0; k < columns; k += GROUP, panel += Codes::BYTES) {
         __m512i high[B] = {}, low[B] = {};
-        fetch(panel, Codes::BYTES);
+        fetch<true>(panel, Codes::BYTES);
         Codes::each(panel, [&](__m512i codes, int column) {
             for (int b = 0; b < B; b++) {
                 high[b] = dot_bytes(high[b], codes, in[b].high + k + column);
@@ -286,27 +295,33 @@ struct Beside<bf16> {
 };
 
 // Chains of dependent sums are kept apart, so that one need not wait for the other.
-template <int B>
-constexpr int CHAINS = B == 1 ? 4 : B == 2 ? 2 : 1;
+template <int P, int B>
+constexpr int CHAINS = P * B == 1 ? 4 : P * B == 2 ? 2 : 1;
 
-template <int B>
-inline void dot(int kind, const char* panel, int columns, const Vector<bf16>* in, f32x16* acc) {
-    if constexpr (B <= FEW) {
-        if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc);
-        if (kind == Q8) return dot_codes<Codes8, B>(panel, columns, in, acc);
+template <int P, int B>
+inline void dot(int kind, const char* panel, int64_t bytes, int columns, const Vector<bf16>* in, f32x16 (&acc)[P][B]) {
+    if constexpr (P == 1 && B <= FEW) {
+        if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc[0]);
+        if (kind == Q8) return dot_codes<Codes8, B>(panel, columns, in, acc[0]);
     }
-    constexpr int U = CHAINS<B>;
+    constexpr int U = CHAINS<P, B>;
     const bf16* x[B];
     for (int b = 0; b < B; b++) x[b] = in[b].values;
-    f32x16 part[U][B] = {};
+    f32x16 part[U][P][B] = {};
     for (int k = 0; k < columns; k += 2 * U)
         for (int u = 0; u < U; u++) {
-            if (B <= 4) fetch(panel + 32 * (k + 2 * u), 64);
-            __m512i w = load_as<__m512i>(panel + 32 * (k + 2 * u));
-            for (int b = 0; b < B; b++) part[u][b] = dot_pairs(part[u][b], w, x[b] + k + 2 * u);
+            __m512i w[P];
+            for (int p = 0; p < P; p++) {
+                const char* from = panel + p * bytes + 32 * (k + 2 * u);
+                fetch<P == 1>(from, 64);
+                w[p] = load_as<__m512i>(from);
+            }
+            for (int b = 0; b < B; b++)
+                for (int p = 0; p < P; p++) part[u][p][b] = dot_pairs(part[u][p][b], w[p], x[b] + k + 2 * u);
         }
     for (int u = 0; u < U; u++)
-        for (int b = 0; b < B; b++) acc[b] += part[u][b];
+        for (int p = 0; p < P; p++)
+            for (int b = 0; b < B; b++) acc[p][b] += part[u][p][b];
 }
 
 template <class Codes>

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <new>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #ifdef _OPENMP
@@ -81,7 +82,6 @@ enum Phase { QKV, APPEND, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, PHASES };
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int WIDE = 16;      // vectors a panel meets at a time
 constexpr int STRETCH = 64;   // positions of a context that are worth a unit of work,
 constexpr int MOST = 16;      // of which a context has this many at most
 
@@ -171,7 +171,6 @@ private:
         std::vector<T> panel;   // one panel, unpacked
         Beside<T> bytes;        // what codes are multiplied by
         std::vector<Vector<T>> in;
-        std::vector<f32x16> gates;
 
         Local(Run& run, int thread)
             : thread(thread), since(std::chrono::duration<double>(Clock::now().time_since_epoch()).count()) {
@@ -180,7 +179,6 @@ private:
             if (run.rows <= FEW) few.reserve(run.rows, m.width);
             panel.resize(size_t(2) * widest * LANES);
             if (run.rows <= FEW || run.s.num_logits <= FEW) bytes.reserve(widest);
-            gates.resize(run.rows);
             in.reserve(run.rows);
         }
     };
@@ -285,45 +283,71 @@ private:
     // Calls out(row, panel, sixteen sums) for all rows of `local.in` and all panels.
     template <class Out>
     void multiply(const Matrix& w, Local& local, Out out) {
-        int64_t bytes = panel_bytes(w.kind, w.columns);
-        share(round_up(w.rows, LANES) / LANES, local.thread, threads, counters[local.counter++],
-              [&](int panel) { one_panel(w, w.data + panel * bytes, panel, local, out); });
+        int panels = w.rows / LANES, together = int(local.in.size()) > FEW ? 2 : 1;
+        share((panels + together - 1) / together, local.thread, threads, counters[local.counter++], [&](int item) {
+            int first = item * together;
+            auto one = [&](int row, f32x16 (&sums)[1]) { out(row, first, sums[0]); };
+            auto two = [&](int row, f32x16 (&sums)[2]) {
+                out(row, first, sums[0]);
+                out(row, first + 1, sums[1]);
+            };
+            if (together == 2 && first + 1 < panels) some<2>(w, first, local, two);
+            else some<1>(w, first, local, one);
+        });
     }
 
-    template <class Out>
-    void one_panel(const Matrix& w, const char* data, int panel, Local& local, Out out) {
-        int kind = w.kind, count = int(local.in.size());
-        if (count > FEW && (kind == Q4 || kind == Q8)) {
-            if (kind == Q4) unpack<Codes4>(data, w.columns, local.panel.data());
-            else unpack<Codes8>(data, w.columns, local.panel.data());
-            data = (const char*)local.panel.data();
-            kind = sizeof(T) == 2 ? BF16 : F32;
-        }
-        f32x16 bias = {};
-        if (w.bias) bias = load(w.bias + panel * LANES);
-        for (int r = 0; r < count;) {
-            f32x16 acc[WIDE] = {};
-            const Vector<T>* in = &local.in[r];
-            int left = count - r, taken;
-            if (left >= 16) dot<16>(kind, data, w.columns, in, acc), taken = 16;
-            else if (left >= 8) dot<8>(kind, data, w.columns, in, acc), taken = 8;
-            else if (left >= 4) dot<4>(kind, data, w.columns, in, acc), taken = 4;
-            else if (left >= 2) dot<2>(kind, data, w.columns, in, acc), taken = 2;
-            else dot<1>(kind, data, w.columns, in, acc), taken = 1;
-            for (int b = 0; b < taken; b++) out(r + b, panel, acc[b] + bias);
-            r += taken;
-        }
-    }
-
+    // W_gate and W_up: panels in pairs.
     void gate_up(const Matrix& w, Local& local) {
-        int64_t bytes = panel_bytes(w.kind, w.columns);
-        share(round_up(m.hidden, LANES) / LANES, local.thread, threads, counters[local.counter++], [&](int pair) {
-            const char* data = w.data + 2 * pair * bytes;
-            one_panel(w, data, 2 * pair, local, [&](int row, int, f32x16 out) { local.gates[row] = out; });
-            one_panel(w, data + bytes, 2 * pair + 1, local, [&](int row, int, f32x16 up) {
-                store(hidden.row(row) + pair * LANES, silu(local.gates[row]) * up);
+        bool few = int(local.in.size()) <= FEW;
+        share(w.rows / LANES / 2, local.thread, threads, counters[local.counter++], [&](int pair) {
+            auto use = [&](int row, f32x16 (&sums)[2]) {
+                store(hidden.row(row) + pair * LANES, silu(sums[0]) * sums[1]);
+            };
+            if (!few) return some<2>(w, 2 * pair, local, use);
+            f32x16 gates[FEW];
+            some<1>(w, 2 * pair, local, [&](int row, f32x16 (&sums)[1]) { gates[row] = sums[0]; });
+            some<1>(w, 2 * pair + 1, local, [&](int row, f32x16 (&sums)[1]) {
+                f32x16 both[2] = {gates[row], sums[0]};
+                use(row, both);
             });
         });
+    }
+
+    // Calls out(row, P · sixteen sums) for panels first … first + P − 1 and all rows of `local.in`.
+    template <int P, class Out>
+    void some(const Matrix& w, int first, Local& local, Out out) {
+        int kind = w.kind, count = int(local.in.size());
+        int64_t bytes = panel_bytes(kind, w.columns);
+        const char* data = w.data + first * bytes;
+        if (count > FEW && (kind == Q4 || kind == Q8)) {
+            T* to = local.panel.data();
+            for (int p = 0; p < P; p++, to += LANES * w.columns) {
+                if (kind == Q4) unpack<Codes4>(data + p * bytes, w.columns, to);
+                else unpack<Codes8>(data + p * bytes, w.columns, to);
+            }
+            kind = sizeof(T) == 2 ? BF16 : F32;
+            bytes = panel_bytes(kind, w.columns);
+            data = (const char*)local.panel.data();
+        }
+        f32x16 bias[P] = {};
+        for (int p = 0; p < P && w.bias; p++) bias[p] = load(w.bias + (first + p) * LANES);
+        int r = 0;
+        auto meet = [&](auto many) {
+            constexpr int B = decltype(many)::value;
+            for (; count - r >= B; r += B) {
+                f32x16 acc[P][B] = {};
+                dot<P, B>(kind, data, bytes, w.columns, &local.in[r], acc);
+                for (int b = 0; b < B; b++) {
+                    f32x16 sums[P];
+                    for (int p = 0; p < P; p++) sums[p] = acc[p][b] + bias[p];
+                    out(r + b, sums);
+                }
+            }
+        };
+        meet(std::integral_constant<int, 8>{});
+        meet(std::integral_constant<int, 4>{});
+        meet(std::integral_constant<int, 2>{});
+        meet(std::integral_constant<int, 1>{});
     }
 
     static void put(float* to, int panel, int width, f32x16 out) {

@@ -23,7 +23,7 @@ from minifer.config import EngineConfig, ModelConfig
 from minifer.execution.runner import ModelRunner
 from minifer.execution.sampler import Picked
 from minifer.kernels.cpu.build import CompilerError, load
-from minifer.kernels.cpu.memory import Arena
+from minifer.kernels.cpu.memory import Arena, prefer_large_pages
 from minifer.kernels.cpu.pack import Panels, interleave, pack, packed_bytes
 from minifer.kernels.cpu.step import CpuStep, LayerWeights, Rows, Weights
 from minifer.kv.step_input import StepInput
@@ -46,6 +46,8 @@ class CompiledRunner(ModelRunner):
         self, model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int, library: Any
     ) -> None:
         super().__init__(model, config, engine, num_blocks)
+        for cache in (*self.kv.keys, *self.kv.values):
+            prefer_large_pages(cache)
         self._step = CpuStep(library, config, weights_of(model), self.kv.keys, self.kv.values)
 
     def _logits(self, step: StepInput) -> Tensor | Picked:
