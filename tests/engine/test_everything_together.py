@@ -27,8 +27,8 @@ from minifer.text.byte_tokenizer import byte_tokenizer
 pytest.importorskip("llguidance")
 
 EOS = 257
-BLOCK = 2 * 2 * 4 * 2 * 8 * 4  # bytes: K and V, layers, P, K, C, float32
-CONFIG = tiny_config(vocab_size=288, max_position_embeddings=256)
+BLOCK = 2 * 2 * 4 * 2 * 16 * 4  # bytes: K and V, layers, P, K, C, float32
+CONFIG = tiny_config(vocab_size=288, max_position_embeddings=256, head_dim=16)
 TOKENIZER = byte_tokenizer()
 NUM_REQUESTS = 40
 STEMS = ["", "the quick brown ", "the quick brown fox jumps ", "abcabcabcabcabc"]
@@ -171,6 +171,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"prefix_index": "radix", "scheduling_policy": "priority", "kv_dram_bytes": 12 * BLOCK},
     {"prefix_index": "radix", "scheduling_policy": "lpm", "kv_load_timeout": 0.003},
     {"prefix_index": "hash", "speculative_method": "ngram", "prompt_lookup_min": 1},
+    {"prefix_index": "radix", "backend": "compiled", "kv_dram_bytes": 12 * BLOCK},
+    {"backend": "compiled", "speculative_method": "ngram", "prompt_lookup_min": 1},
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fakes import run_engine, step_checked, tiny_engine
+from fakes import run_engine, step_checked, tiny_config, tiny_engine
 
 from minifer.request import SamplingParams
 
@@ -50,13 +50,26 @@ def alone(prompt, params, seed_options):
 
 
 @pytest.mark.parametrize(
-    ("policy", "index"), [("fcfs", "hash"), ("priority", "radix"), ("lpm", "hash")]
+    ("policy", "index", "backend"),
+    [
+        ("fcfs", "hash", "torch"),
+        ("priority", "radix", "torch"),
+        ("lpm", "hash", "torch"),
+        ("fcfs", "radix", "compiled"),
+    ],
 )
-def test_200_random_requests(policy, index):
+def test_200_random_requests(policy, index, backend):
+    """Alone, a request is computed in torch."""
     rng = random.Random(f"{policy} {index}")
     options = {"eos": (11, 30), "num_kv_blocks": 14, "max_num_seqs": 6, "prefix_index": index}
+    if backend == "compiled":
+        options["config"] = tiny_config(head_dim=16)
     engine = tiny_engine(
-        **options, scheduling_policy=policy, max_num_batched_tokens=16, max_prefill_chunk=9
+        **options,
+        backend=backend,
+        scheduling_policy=policy,
+        max_num_batched_tokens=16,
+        max_prefill_chunk=9,
     )
     asked, answers, aborted = {}, {}, set()
     while len(answers) < NUM_REQUESTS:
