@@ -83,8 +83,9 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "device": ("NAME", "auto, cpu, cuda, cuda:1, …"),
     "backend": (
         "",
-        "who runs the operations: PyTorch, our Triton kernels one by one, or the megakernel for "
-        "decode steps; the last two are slow on a CPU, where kernels are interpreted",
+        "who runs the operations: PyTorch, short steps in one call of C++ that a compiler here "
+        "makes for this CPU, our Triton kernels one by one, or the megakernel for decode steps; "
+        "the last two are slow on a CPU, where kernels are interpreted",
     ),
     "quantize": (
         "",

@@ -47,6 +47,38 @@ def test_prints_what_the_library_generates_and_nothing_else(
     assert err == ""
 
 
+def test_the_compiled_step_gives_the_same_tokens(capsys: Capture) -> None:
+    arguments = ["generate", "The with statement", "--model", "minifer-tiny", "--max-tokens", "12"]
+    assert main(arguments) == 0
+    expected = capsys.readouterr().out
+    assert main([*arguments, "--backend", "compiled"]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_without_a_compiler_one_line_says_so_and_torch_answers(
+    tmp_path: Path,
+) -> None:
+    arguments = ["generate", "The", "--model", "minifer-tiny", "--max-tokens", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "minifer", *arguments, "--backend", "compiled"],
+        env=os.environ | {"CXX": str(tmp_path / "c++")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and len(done.stdout) == 5
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("minifer: warning: CXX names") and "running in torch" in line
+
+
+def test_what_the_compiled_step_cannot_run_is_a_sentence(
+    model_folder: Path, capsys: Capture
+) -> None:
+    assert generate(model_folder, "hello", "--backend", "compiled") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert "head_dim that is a multiple of 16, got 8" in err
+
+
 def test_interpreted_kernels_give_the_same_tokens_and_say_why_they_are_slow(
     model_folder: Path, capsys: Capture
 ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import openai
 import pytest
-from live import Live, user
+from live import Live, live, user
 
 MODEL = "minifer-tiny"
 PROMPT = "The for statement"
@@ -220,3 +220,23 @@ def test_a_fault_in_the_middle_of_a_stream_is_an_error_event(server, client, mon
         for chunk in client.completions.create(model=MODEL, prompt="a", max_tokens=9, stream=True):
             seen.append(chunk.choices[0].text)
     assert len(seen) == 3
+
+
+def test_the_compiled_step_serves_the_same(client):
+    """Greedy, with log-probabilities, and drawn: all at once from a server of its own."""
+    wishes = [
+        {"max_tokens": 12, "temperature": 0},
+        {"max_tokens": 6, "temperature": 0, "logprobs": 2},
+        {"max_tokens": 12, "temperature": 0.8, "seed": 5, "n": 2},
+    ]
+
+    async def ask(base_url: str) -> list[list[str]]:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as other:
+            create = other.completions.create
+            asked = [create(model=MODEL, prompt=PROMPT, **wish) for wish in wishes]
+            return [[c.text for c in a.choices] for a in await asyncio.gather(*asked)]
+
+    with live({"backend": "compiled"}) as server:
+        got = asyncio.run(ask(f"{server.url}/v1"))
+        server.wait_until_idle()
+    assert got == asyncio.run(ask(str(client.base_url)))
