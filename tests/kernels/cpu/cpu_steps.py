@@ -41,8 +41,9 @@ def product_step(
     norm: Tensor,
     dtype: torch.dtype,
     library: ctypes.CDLL | None = None,
+    cache: Sequence[Tensor] | None = None,
 ) -> CpuStep:
-    """A model that is its head: the layer before it adds nothing.
+    """A model that is its head: the layer before it adds nothing, and its keys and values are 1.
 
     head [V, D]. norm [D] float32 is multiplied onto what comes in. Vectors of ±1 have a root mean
     square of 1, so they meet the head as ±norm, to the bit.
@@ -52,13 +53,19 @@ def product_step(
     chosen = dataclasses.replace(chosen, rms_norm_eps=0.0)
     H, K, C, hidden = 2, 1, 16, chosen.intermediate_size
     nothing = [
-        pack(torch.zeros(shape, dtype=dtype))
-        for shape in (((H + 2 * K) * C, D), (D, H * C), (96, D), (D, hidden))
+        pack(torch.zeros(shape, dtype=dtype), bias)
+        for shape, bias in (
+            (((H + 2 * K) * C, D), torch.ones((H + 2 * K) * C)),
+            ((D, H * C), None),
+            ((96, D), None),
+            ((D, hidden), None),
+        )
     ]
     one = torch.ones(D)
     layer = LayerWeights(one, one, None, None, *nothing, window=None)
     weights = Weights([layer], norm, pack(head, dense=dtype), torch.ones(C // 2), 1.0)
-    cache = [torch.zeros(64, 4, K, C, dtype=dtype) for _ in range(2)]
+    if cache is None:
+        cache = [torch.zeros(64, 4, K, C, dtype=dtype) for _ in range(2)]
     return CpuStep(library or load(*SIZES), chosen, weights, cache[:1], cache[1:])
 
 

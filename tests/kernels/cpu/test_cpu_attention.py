@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from cpu_steps import SIZES, config, dense_attention, num_threads
+from cpu_steps import SIZES, config, dense_attention, num_threads, product_step
 from torch import Tensor
 
 from minifer.kernels.cpu.build import load
@@ -228,6 +228,20 @@ def test_a_nan_that_is_read_fails_its_own_row_alone(kind) -> None:
             tokens, values = scene.step.largest(scene.rows())
             assert values[row].isnan() and values[others].isfinite().all()
             assert torch.equal(tokens[others], clean[others].argmax(-1))
+
+
+def test_offsets_beyond_two_to_the_31() -> None:
+    """Two caches of 4 GiB, of which three blocks are ever touched."""
+    blocks = 2**27 + 3
+    keys, values = (torch.empty(blocks, 1, 1, 16, dtype=BF16) for _ in range(2))
+    step = product_step(torch.eye(32), torch.ones(32), BF16, cache=(keys, values))
+    last = blocks - 1
+    keys[last - 1] = values[last - 1] = 7
+    rows = Rows(torch.ones(1, 32), [0], [last], [[last]], [0])
+    assert step.logits(rows).isfinite().all()
+    for cache in (keys, values):
+        assert cache[last].eq(1).all() and cache[last - 1].eq(7).all()
+        assert cache[last % 2**27].ne(1).all(), "where 31 bits would have gone"
 
 
 @pytest.mark.parametrize("scale", [30.0, 1e4])
