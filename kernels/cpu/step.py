@@ -97,8 +97,12 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Of the panels, each of which a step reads once."""
-        matrices = [self.head, *(m for x in self.layers for m in (x.qkv, x.o, x.gate_up, x.down))]
-        return sum(matrix.data.nbytes for matrix in matrices)
+        return sum(matrix.data.nbytes for matrix in self.matrices)
+
+    @property
+    def matrices(self) -> list[Panels]:
+        """All of them, in no order."""
+        return [self.head, *(m for x in self.layers for m in (x.qkv, x.o, x.gate_up, x.down))]
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,8 @@ class CpuStep:
         self._held = (weights, keys, values)  # the addresses below are theirs
         self._vocabulary = config.vocab_size
         dtype = keys[0].dtype
+        if dtype == torch.bfloat16 and any(m.kind == F32 for m in weights.matrices):
+            raise ValueError("bfloat16 vectors meet no float32 panels: pack with dense=bfloat16")
         self._layers = (_Layer * len(weights.layers))(
             *(
                 _Layer(

@@ -110,6 +110,27 @@ def test_a_wide_matrix(dtype: str) -> None:
     check(made, norm, (1, 4, 19), DTYPES[dtype], False)
 
 
+@pytest.mark.parametrize("outlier", [300.0, 1e5])
+@pytest.mark.parametrize("kind", ["4 bits", "8 bits", "8 bits, whole rows"])
+def test_an_entry_that_dwarfs_all_others_costs_16_bits_of_itself(kind: str, outlier: float) -> None:
+    """Where codes meet integers. bfloat16 takes 9 bits of it, and leaves small entries alone."""
+    made = KINDS[kind][0](matrix(40, 128))
+    norm = matrix(1, 128, 5)[0].bfloat16().float()
+    norm[70] = outlier = float(torch.tensor(outlier).bfloat16())
+    step = product_step(made, norm, torch.bfloat16)
+    exact = made.dequantize().double()
+    for count in (1, 3):
+        x = signs(count, 128, count)
+        got = step.logits(product_rows(x)).double()
+        error = (got - (x * norm).double() @ exact.T).abs()
+        assert bool((error <= outlier * 2.0**-16 * exact.abs().sum(1)).all())
+
+
+def test_float32_panels_and_bfloat16_vectors_are_refused() -> None:
+    with pytest.raises(ValueError, match="bfloat16 vectors meet no float32 panels"):
+        product_step(matrix(40, 64), torch.ones(64), torch.bfloat16)
+
+
 def test_only_the_rows_asked_for_in_their_order() -> None:
     weight = matrix(40, 64)
     step = product_step(weight, torch.ones(64), torch.float32)
