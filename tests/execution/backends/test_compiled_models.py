@@ -18,6 +18,8 @@ from torch import Tensor
 from minifer.config import EngineConfig
 from minifer.execution.backends.compiled import CompiledRunner
 from minifer.execution.runner import ModelRunner, make_runner
+from minifer.llm import LLM
+from minifer.request import SamplingParams
 from minifer.weights.hf import load_hf, load_hf_quantized
 from minifer.weights.quantized import QuantizedWeight
 
@@ -140,3 +142,25 @@ def test_codes_are_multiplied_as_what_they_stand_for(
     else:
         torchs = logits_in_chunks(runner_of(model, config, "torch"), TOKENS, chunks)
         assert (got - truth).abs().mean() < 1.1 * (torchs - truth).abs().mean()
+
+
+SMOLLM2_PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Water boils at",
+    "Once upon a time there was a little " * 30,  # longer than some stretches of attention
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["none", "file"])
+def test_smollm2_says_the_same(pulled_model: Path, quantize: str) -> None:
+    """Float32: 30 layers, 49,152 tokens, and the codes of its own file."""
+    params = SamplingParams(temperature=0, max_tokens=32)
+    replies = []
+    for backend in ("torch", "compiled"):
+        options = {"dtype": "float32", "quantize": quantize, "backend": backend}
+        with LLM(str(pulled_model), num_kv_blocks=256, **options) as llm:
+            outputs = llm.generate(SMOLLM2_PROMPTS, params)
+        replies.append([output.outputs[0].token_ids for output in outputs])
+    assert replies[0] == replies[1]
