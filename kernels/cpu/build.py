@@ -26,7 +26,7 @@ from pathlib import Path
 from minifer.weights.atomic import scratch_folder
 from minifer.weights.pull import cache_dir
 
-_SOURCES = ("step.cpp", "attention.h", "panels.h", "lanes.h", "team.h")
+_SOURCES = ("step.cpp", "attention.h", "blocks.h", "panels.h", "lanes.h", "team.h")
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _SECONDS = 10  # about how long it takes, for the notice
@@ -152,6 +152,11 @@ def _key(sources: Mapping[str, bytes], compiler: Compiler, macros: Sequence[str]
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:20]
+
+
+def has_matrix_units() -> bool:
+    """Does this CPU multiply whole tiles of bfloat16 (Intel's AMX)?"""
+    return "amx_bf16" in _cpu().split()
 
 
 def _cpu() -> str:

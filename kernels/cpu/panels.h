@@ -181,7 +181,8 @@ inline void dot_codes(const char* panel, int columns, const Vector<float>* in, f
 }
 
 // P panels that lie `bytes` apart meet B vectors: each number that is loaded is used P or B times.
-template <int P, int B>
+// stream: they come from memory, and what follows them will be needed next.
+template <int P, int B, bool stream = true>
 inline void dot(int kind, const char* panel, int64_t bytes, int columns, const Vector<float>* in, f32x16 (&acc)[P][B]) {
     if constexpr (P == 1 && B <= FEW) {
         if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc[0]);
@@ -298,7 +299,7 @@ struct Beside<bf16> {
 template <int P, int B>
 constexpr int CHAINS = P * B == 1 ? 4 : P * B == 2 ? 2 : 1;
 
-template <int P, int B>
+template <int P, int B, bool stream = true>
 inline void dot(int kind, const char* panel, int64_t bytes, int columns, const Vector<bf16>* in, f32x16 (&acc)[P][B]) {
     if constexpr (P == 1 && B <= FEW) {
         if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc[0]);
@@ -313,7 +314,7 @@ inline void dot(int kind, const char* panel, int64_t bytes, int columns, const V
             __m512i w[P];
             for (int p = 0; p < P; p++) {
                 const char* from = panel + p * bytes + 32 * (k + 2 * u);
-                fetch<P == 1>(from, 64);
+                if (stream) fetch<P == 1>(from, 64);
                 w[p] = load_as<__m512i>(from);
             }
             for (int b = 0; b < B; b++)

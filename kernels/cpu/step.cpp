@@ -24,6 +24,7 @@
 #endif
 
 #include "attention.h"
+#include "blocks.h"
 #include "lanes.h"
 #include "panels.h"
 #include "team.h"
@@ -70,7 +71,8 @@ struct Step {
     const int64_t* tokens;     // [T], rows of the head, or null
     const int64_t* positions;  // [T]
     const int64_t* slots;      // [T], where keys and values go; below 0: nowhere
-    const int32_t* tables;     // [T, table_width]
+    const int32_t* tables;     // [requests, table_width]
+    const int32_t* table_of;   // [T], each row's table
     const int32_t* logits_rows;
     float* logits;             // [R, V] or null
     int64_t* best;             // [R], the largest logit's lowest index
@@ -369,27 +371,59 @@ private:
 
     struct Unit {
         int row, head, first, last;  // positions first … last − 1
-        int part;                    // its partial result
-        int first_part, parts;       // of all stretches of the row and head
-        int join;                    // who of them is the last is counted here
+        int rows = 0;                // of a block that goes together; 0: one row, and what follows
+        int part = 0;                // its partial result
+        int first_part = 0, parts = 1;  // of all stretches of the row and head
+        int join = 0;                // who of them is the last is counted here
     };
 
-    // How a context is cut depends on its own length alone, so that a row's sums are the same in
-    // any company and with any number of threads.
+    // Many rows of one request go in blocks. Otherwise each row is on its own, and its context is cut:
+    // how, depends on its length alone, so that a row's sums are the same in any company and with any
+    // number of threads.
     void plan_attention() {
         int parts = 0, joins = 0;
         for (int r = 0; r < rows; r++) {
             int64_t last = s.positions[r] + 1;
+            if (int run = run_of(r); run >= BLOCK) {
+                for (int end = r + run; r < end; r += BLOCK)
+                    for (int h = 0; h < m.kv_heads; h++)
+                        units.push_back({r, h, 0, 0, std::min(BLOCK, end - r)});
+                r = r - BLOCK + (run - 1) % BLOCK;  // the last of the run
+                continue;
+            }
             int pieces = int(std::min<int64_t>(MOST, (last + STRETCH - 1) / STRETCH));
             for (int h = 0; h < m.kv_heads; h++, joins++)
                 for (int p = 0, first_part = parts; p < pieces; p++)
-                    units.push_back({r, h, int(last * p / pieces), int(last * (p + 1) / pieces),
+                    units.push_back({r, h, int(last * p / pieces), int(last * (p + 1) / pieces), 0,
                                      parts++, first_part, pieces, joins});
         }
         stride = round_up(G * (C + 2), LANES);
         scratch.resize(size_t(parts) * stride);
         done = std::vector<Counter>(joins);
     }
+
+    // How many rows from r on are of one request, one position after the other.
+    int run_of(int r) const {
+        int end = r + 1;
+        while (end < rows && s.table_of[end] == s.table_of[r] && s.positions[end] == s.positions[end - 1] + 1)
+            end++;
+        return end - r;
+    }
+
+    const int32_t* table(int row) const { return s.tables + size_t(s.table_of[row]) * s.table_width; }
+
+    // Keys and values of a layer, for one row and KV head.
+    template <class S>
+    Cache<S> cache(const Layer& layer, int row, int head) const {
+        int64_t stride = int64_t(m.kv_heads) * C, at = int64_t(head) * C;
+        return {(const S*)layer.keys + at, (const S*)layer.values + at, stride, table(row), m.block_size};
+    }
+
+    int qkv_stride() const { return (m.heads + 2 * m.kv_heads) * C; }
+
+    const float* query(const Unit& u) const { return &qkv[size_t(u.row) * qkv_stride() + size_t(u.head) * G * C]; }
+
+    T* attended_by(int row, int head, int g) { return attended.row(row) + (head * G + g) * C; }
 
     Partial partial(int part) {
         float* base = &scratch[size_t(part) * stride];
@@ -419,8 +453,14 @@ private:
     }
 
     void attention(const Layer& layer, const Unit& u) {
-        if (m.cache_kind == BF16) stretch<bf16>(layer, u);
-        else stretch<float>(layer, u);
+        if (m.cache_kind == BF16) attention<bf16>(layer, u);
+        else attention<float>(layer, u);
+    }
+
+    template <class S>
+    void attention(const Layer& layer, const Unit& u) {
+        if (u.rows) return block<S>(layer, u);
+        stretch<S>(layer, u);
         if (u.parts > 1) {
             Counter& counter = done[u.join];
             if (counter.next.fetch_add(1, std::memory_order_acq_rel) % u.parts != u.parts - 1) return;
@@ -428,22 +468,27 @@ private:
         // The last of the row's stretches to end joins them.
         Partial whole = partial(u.first_part);
         for (int p = 1; p < u.parts; p++) join(whole, partial(u.first_part + p));
-        for (int g = 0; g < G; g++) {
-            T* to = attended.row(u.row) + (u.head * G + g) * C;
+        for (int g = 0; g < G; g++)
             for (int c = 0; c < C; c += LANES)
-                store(to + c, load(whole.values + g * C + c) / whole.l[g]);
-        }
+                store(attended_by(u.row, u.head, g) + c, load(whole.values + g * C + c) / whole.l[g]);
     }
 
     template <class S>
     void stretch(const Layer& layer, const Unit& u) {
-        int64_t stride = int64_t(m.kv_heads) * C, head = int64_t(u.head) * C;
-        Cache<S> cache{(const S*)layer.keys + head, (const S*)layer.values + head, stride,
-                       s.tables + size_t(u.row) * s.table_width, m.block_size};
-        const float* q = &qkv[size_t(u.row) * (m.heads + 2 * m.kv_heads) * C + size_t(u.head) * G * C];
         int first = u.first;
         if (layer.window) first = std::max<int64_t>(first, s.positions[u.row] + 1 - layer.window);
-        attend(q, cache, std::min(first, u.last), u.last, partial(u.part));
+        attend(query(u), cache<S>(layer, u.row, u.head), std::min(first, u.last), u.last, partial(u.part));
+    }
+
+    template <class S>
+    void block(const Layer& layer, const Unit& u) {
+        BlockAttention<S> block;
+        block.attend(query(u), qkv_stride(), u.rows, int(s.positions[u.row]), layer.window,
+                     cache<S>(layer, u.row, u.head));
+        for (int r = 0; r < u.rows; r++)
+            for (int g = 0; g < G; g++)
+                for (int c = 0; c < C; c += LANES)
+                    store(attended_by(u.row + r, u.head, g) + c, load(block.of(r, g) + c));
     }
 
     const Model& m;

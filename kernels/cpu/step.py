@@ -61,8 +61,8 @@ class _Step(ctypes.Structure):
         *(
             (name, _pointer)
             for name in (
-                "x", "tokens", "positions", "slots", "tables", "logits_rows", "logits", "best",
-                "best_logit", "seconds",
+                "x", "tokens", "positions", "slots", "tables", "table_of", "logits_rows",
+                "logits", "best", "best_logit", "seconds",
             )
         ),
     ]  # fmt: skip
@@ -200,7 +200,7 @@ class CpuStep:
             raise ValueError(f"logits_rows must name each row once, got {count} of them")
         best, best_logit = torch.empty(count, dtype=torch.int64), torch.empty(count)
         positions, slots = array("q", rows.positions), array("q", rows.slots)
-        tables, width = _padded(rows.tables)
+        tables, width, table_of = _tables(rows.tables)
         if isinstance(rows.tokens, Tensor):
             x, token_ids = rows.tokens, None
         else:
@@ -220,6 +220,7 @@ class CpuStep:
             positions=positions.buffer_info()[0],
             slots=slots.buffer_info()[0],
             tables=tables.buffer_info()[0],
+            table_of=table_of.buffer_info()[0],
             logits_rows=wanted.buffer_info()[0],
             logits=_address(logits),
             best=_address(best),
@@ -232,14 +233,23 @@ class CpuStep:
         return best, best_logit
 
 
-def _padded(tables: Sequence[Sequence[int]]) -> tuple[array[int], int]:
-    """int32, row after row, and the width of a row."""
-    width = max(map(len, tables), default=0)
-    flat = array("i")
+def _tables(tables: Sequence[Sequence[int]]) -> tuple[array[int], int, array[int]]:
+    """Different tables as int32, one after the other; the width of each; and each row's number.
+
+    Rows that follow one another with one and the same table are of one request.
+    """
+    different: list[Sequence[int]] = []
+    table_of = array("i")
     for table in tables:
+        if not different or different[-1] is not table:
+            different.append(table)
+        table_of.append(len(different) - 1)
+    width = max(map(len, different), default=0)
+    flat = array("i")
+    for table in different:
         flat.extend(table)
         flat.extend([0] * (width - len(table)))
-    return flat, width
+    return flat, width, table_of
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -1,14 +1,15 @@
-"""backend="compiled": a step of a few rows is one call of C++ that this machine's compiler made.
+"""backend="compiled": a step is one call of C++ that this machine's compiler made.
 
-Up to `MAX_ROWS` tokens, whatever they are (decodes, drafts to be verified, a short piece of a
-prompt), go through `minifer.kernels.cpu` in one launch; more of them are a matrix product's work
-and take the ordinary path through the model in torch. Both write the same KV storage, so a request
-goes from one to the other and back.
+Whatever the rows of a step are (decodes, drafts to be verified, a prompt), they go through
+`minifer.kernels.cpu` in one launch. Where a CPU has matrix units (AMX), torch's library uses them
+and these kernels do not: there, steps of more than `MAX_ROWS` tokens take the ordinary path
+through the model in torch. Both write the same KV storage, so a request may take either.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +23,7 @@ from torch import Tensor
 from minifer.config import EngineConfig, ModelConfig
 from minifer.execution.runner import ModelRunner
 from minifer.execution.sampler import Picked
-from minifer.kernels.cpu.build import CompilerError, load
+from minifer.kernels.cpu.build import CompilerError, has_matrix_units, load
 from minifer.kernels.cpu.memory import Arena, prefer_large_pages
 from minifer.kernels.cpu.pack import Panels, interleave, pack, packed_bytes
 from minifer.kernels.cpu.step import CpuStep, LayerWeights, Rows, Weights
@@ -31,11 +32,11 @@ from minifer.models.transformer import RMSNorm, Transformer
 from minifer.weights.quantized import QuantizedWeight
 from minifer.weights.resolve import read_config
 
-MAX_ROWS = 128
+MAX_ROWS = 128 if has_matrix_units() else sys.maxsize
 
 
 class CompiledRunner(ModelRunner):
-    """Steps of up to `MAX_ROWS` tokens in one call, longer ones in torch.
+    """Steps in one call each; see above for those that are not.
 
     It keeps a second copy of the weights, in panels. Vectors are rounded to the model's dtype
     where they meet a matrix, sums are float32 and never rounded, those of the logits included: so
