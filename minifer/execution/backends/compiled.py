@@ -110,7 +110,7 @@ def prepare_compiled(engine: EngineConfig) -> None:
     _check_place("cpu" if device == "auto" else device, "float32" if dtype == "auto" else dtype)
     for name in (engine.model, engine.speculative_model):
         if name is not None:
-            config = read_config(name)
+            config = read_config(str(name))
             _check_model(config)
             with suppress(CompilerError):
                 _library(config)

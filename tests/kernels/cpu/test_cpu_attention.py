@@ -234,7 +234,7 @@ def test_offsets_beyond_two_to_the_31() -> None:
     """Two caches of 4 GiB, of which three blocks are ever touched."""
     blocks = 2**27 + 3
     keys, values = (torch.empty(blocks, 1, 1, 16, dtype=BF16) for _ in range(2))
-    step = product_step(torch.eye(32), torch.ones(32), BF16, cache=(keys, values))
+    step = product_step(torch.eye(32).bfloat16(), torch.ones(32), BF16, cache=(keys, values))
     last = blocks - 1
     keys[last - 1] = values[last - 1] = 7
     rows = Rows(torch.ones(1, 32), [0], [last], [[last]], [0])
