@@ -22,7 +22,8 @@
 
 namespace minifer {
 
-constexpr int FEW = 4;  // vectors up to which codes are used as they are; more of them unpack a panel
+constexpr int FEW = 4;    // vectors up to which a panel is soon done with, and memory is what counts
+constexpr int SOME = 32;  // vectors up to which codes are used as they are; more of them unpack a panel
 
 enum Kind : int32_t { F32 = 0, BF16 = 1, Q4 = 2, Q8 = 3 };
 
@@ -149,15 +150,15 @@ struct Vector {
     float step = 1;
 };
 
-// What goes beside up to FEW vectors that meet codes.
+// What goes beside up to `rows` vectors that meet codes.
 template <class T>
 struct Beside {
     std::vector<float> sums;
     int widest = 0;
 
-    void reserve(int columns) {
+    void reserve(int rows, int columns) {
         widest = columns;
-        sums.resize(size_t(FEW) * columns / GROUP);
+        sums.resize(size_t(rows) * columns / GROUP);
     }
     Vector<T> of(const T* x, int count, int place) {
         float* sum_of = &sums[size_t(place) * widest / GROUP];
@@ -184,7 +185,7 @@ inline void dot_codes(const char* panel, int columns, const Vector<float>* in, f
 // stream: they come from memory, and what follows them will be needed next.
 template <int P, int B, bool stream = true>
 inline void dot(int kind, const char* panel, int64_t bytes, int columns, const Vector<float>* in, f32x16 (&acc)[P][B]) {
-    if constexpr (P == 1 && B <= FEW) {
+    if constexpr (P == 1) {
         if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc[0]);
         if (kind == Q8) return dot_codes<Codes8, B>(panel, columns, in, acc[0]);
     }
@@ -266,11 +267,11 @@ struct Beside<bf16> {
     std::vector<int8_t> high, low;
     int widest = 0;
 
-    void reserve(int columns) {
+    void reserve(int rows, int columns) {
         widest = columns;
-        sums.resize(size_t(FEW) * columns / GROUP);
-        high.resize(size_t(FEW) * columns);
-        low.resize(size_t(FEW) * columns);
+        sums.resize(size_t(rows) * columns / GROUP);
+        high.resize(size_t(rows) * columns);
+        low.resize(size_t(rows) * columns);
     }
 
     Vector<bf16> of(const bf16* x, int count, int place) {
@@ -301,7 +302,7 @@ constexpr int CHAINS = P * B == 1 ? 4 : P * B == 2 ? 2 : 1;
 
 template <int P, int B, bool stream = true>
 inline void dot(int kind, const char* panel, int64_t bytes, int columns, const Vector<bf16>* in, f32x16 (&acc)[P][B]) {
-    if constexpr (P == 1 && B <= FEW) {
+    if constexpr (P == 1) {
         if (kind == Q4) return dot_codes<Codes4, B>(panel, columns, in, acc[0]);
         if (kind == Q8) return dot_codes<Codes8, B>(panel, columns, in, acc[0]);
     }

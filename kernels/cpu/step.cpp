@@ -115,6 +115,10 @@ public:
         hidden.reserve(rows, m.hidden);
         cos.resize(size_t(rows) * C / 2);
         sin.resize(cos.size());
+        if (rows > FEW) {
+            bytes.reserve(std::min(rows, SOME), round_up(std::max({m.width, m.hidden, m.heads * C}), GROUP));
+            in_bytes.resize(std::min(rows, SOME));
+        }
         plan_attention();
         best.resize(size_t(threads) * std::max(1, s.num_logits));
         locals.reserve(threads);
@@ -180,7 +184,7 @@ private:
             int widest = round_up(std::max({m.width, m.hidden, m.heads * C}), GROUP);
             if (run.rows <= FEW) few.reserve(run.rows, m.width);
             panel.resize(size_t(2) * widest * LANES);
-            if (run.rows <= FEW || run.s.num_logits <= FEW) bytes.reserve(widest);
+            if (run.rows <= FEW || run.s.num_logits <= FEW) bytes.reserve(FEW, widest);
             in.reserve(run.rows);
         }
     };
@@ -274,39 +278,50 @@ private:
     }
 
     void inputs(Vectors<T>& from, const Matrix& next, int count, Local& local) {
-        bool codes = count <= FEW && (next.kind == Q4 || next.kind == Q8);
+        bool alone = count <= FEW, codes = meets_codes(next, count);
         local.in.resize(count);
-        for (int i = 0; i < count; i++)
-            local.in[i] = codes ? local.bytes.of(from.row(i), from.stride, i) : Vector<T>{from.row(i), nullptr};
+        for (int i = 0; i < count; i++) {
+            if (!codes) local.in[i] = {from.row(i), nullptr};
+            else if (alone) local.in[i] = local.bytes.of(from.row(i), from.stride, i);
+            else if (i % threads == local.thread) in_bytes[i] = bytes.of(from.row(i), from.stride, i);
+        }
+        if (!codes || alone) return;
+        barrier.wait();
+        std::copy_n(in_bytes.begin(), count, local.in.begin());
     }
+
+    static bool meets_codes(const Matrix& w, int count) { return count <= SOME && (w.kind == Q4 || w.kind == Q8); }
+
+    // How many panels go together: more of them where vectors are many.
+    static int together(const Matrix& w, int count) { return count <= FEW || meets_codes(w, count) ? 1 : 2; }
 
     // -- matrices
 
     // Calls out(row, panel, sixteen sums) for all rows of `local.in` and all panels.
     template <class Out>
     void multiply(const Matrix& w, Local& local, Out out) {
-        int panels = w.rows / LANES, together = int(local.in.size()) > FEW ? 2 : 1;
-        share((panels + together - 1) / together, local.thread, threads, counters[local.counter++], [&](int item) {
-            int first = item * together;
+        int panels = w.rows / LANES, each = together(w, int(local.in.size()));
+        share((panels + each - 1) / each, local.thread, threads, counters[local.counter++], [&](int item) {
+            int first = item * each;
             auto one = [&](int row, f32x16 (&sums)[1]) { out(row, first, sums[0]); };
             auto two = [&](int row, f32x16 (&sums)[2]) {
                 out(row, first, sums[0]);
                 out(row, first + 1, sums[1]);
             };
-            if (together == 2 && first + 1 < panels) some<2>(w, first, local, two);
+            if (each == 2 && first + 1 < panels) some<2>(w, first, local, two);
             else some<1>(w, first, local, one);
         });
     }
 
     // W_gate and W_up: panels in pairs.
     void gate_up(const Matrix& w, Local& local) {
-        bool few = int(local.in.size()) <= FEW;
+        bool pairs = together(w, int(local.in.size())) == 2;
         share(w.rows / LANES / 2, local.thread, threads, counters[local.counter++], [&](int pair) {
             auto use = [&](int row, f32x16 (&sums)[2]) {
                 store(hidden.row(row) + pair * LANES, silu(sums[0]) * sums[1]);
             };
-            if (!few) return some<2>(w, 2 * pair, local, use);
-            f32x16 gates[FEW];
+            if (pairs) return some<2>(w, 2 * pair, local, use);
+            f32x16 gates[SOME];
             some<1>(w, 2 * pair, local, [&](int row, f32x16 (&sums)[1]) { gates[row] = sums[0]; });
             some<1>(w, 2 * pair + 1, local, [&](int row, f32x16 (&sums)[1]) {
                 f32x16 both[2] = {gates[row], sums[0]};
@@ -321,7 +336,7 @@ private:
         int kind = w.kind, count = int(local.in.size());
         int64_t bytes = panel_bytes(kind, w.columns);
         const char* data = w.data + first * bytes;
-        if (count > FEW && (kind == Q4 || kind == Q8)) {
+        if ((kind == Q4 || kind == Q8) && !meets_codes(w, count)) {
             T* to = local.panel.data();
             for (int p = 0; p < P; p++, to += LANES * w.columns) {
                 if (kind == Q4) unpack<Codes4>(data + p * bytes, w.columns, to);
@@ -498,6 +513,8 @@ private:
     std::vector<Counter> counters, done;
     std::vector<float> qkv, cos, sin, scratch;
     Vectors<T> normed, attended, hidden;
+    Beside<T> bytes;  // of FEW to SOME rows
+    std::vector<Vector<T>> in_bytes;
     std::vector<Unit> units;
     std::vector<Best> best;
     std::vector<Local> locals;
