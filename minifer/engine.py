@@ -295,8 +295,9 @@ class Engine:
             batch.greedy = self._reads_largest_only(batch)
             logits = self.runner.forward(batch)  # 3  prefill rows and 4 decode rows, one batch
             self.num_step_tokens = plan.num_completed_tokens
-            counts = plan.counts | batch.work
-            timer.lap("step.forward", "decode" if plan.is_decode else "prefill", **counts)
+            if self.events:
+                stage = "decode" if plan.is_decode else "prefill"
+                timer.lap("step.forward", stage, **plan.counts | batch.work)
             tokens = self.sampler(logits, self._sample_rows(batch))  # 4  one draw a sequence
             self._score_prompts(batch, logits)
             timer.lap("step.sampled", "decode")

@@ -37,6 +37,7 @@ from minifer.perf import bench
 from minifer.text.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
 from minifer.text.help_topics import sections, split
 from minifer.weights.hf import save_hf
+from minifer.weights.quantized import Weight, dense
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -78,9 +79,9 @@ class TrainingBackend(RowsBackend):
     name = "training"
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        out = F.linear(x.bfloat16(), weight.bfloat16(), bias)
+        out = F.linear(x.bfloat16(), dense(weight).bfloat16(), bias)
         return out if residual is None else residual + out
 
 

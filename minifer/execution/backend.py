@@ -16,9 +16,7 @@ from minifer.execution.attention import paged_attention
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage, write_kv
 from minifer.execution.quantized_linear import quantized_linear
-from minifer.weights.quantized import QuantizedWeight
-
-Weight = Tensor | QuantizedWeight
+from minifer.weights.quantized import QuantizedWeight, Weight
 
 
 class Backend(Protocol):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from minifer.config import ModelConfig
 from minifer.models.rope import RotaryEmbedding
-from minifer.weights.quantized import QuantizedWeight, quantized_weights
+from minifer.weights.quantized import QuantizedWeight, Weight, quantized_weights
 
 if TYPE_CHECKING:  # a model is handed these; it builds none of them
     from minifer.execution.backend import Backend
@@ -200,7 +200,7 @@ class Transformer(nn.Module):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """token_ids [T] → [T, D]."""
-        table: Tensor | QuantizedWeight = self.embed_tokens.weight
+        table: Weight = self.embed_tokens.weight
         if isinstance(table, QuantizedWeight):
             return table.rows(token_ids, self.norm.weight.dtype)
         return F.embedding(token_ids, table)

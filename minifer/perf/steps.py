@@ -94,8 +94,9 @@ class TimedEngine:
         """Stands before the engine's runner."""
         self._work.append((batch_of(step), len(step.logits_rows)))
         logits = self._runner.forward(step)
-        if self._runner.device.type == "cuda":  # type: ignore[attr-defined]
-            torch.cuda.synchronize(logits.device)  # or the sampler would wait for it
+        device: torch.device = self._runner.device  # type: ignore[attr-defined]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # or the sampler would wait for it
         return logits
 
     def __getattr__(self, name: str) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from minifer.config import ModelConfig, RopeConfig
 from minifer.models.registry import build_model, check_architecture
 from minifer.weights.loading import load_weights
-from minifer.weights.quantized import QuantizedWeight, pack_nibbles
+from minifer.weights.quantized import QuantizedWeight, Weight, pack_nibbles
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",  # Mistral files say llama, too
@@ -217,7 +217,7 @@ def hf_tensors(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, Tenso
             yield hf_name(name), _hf_rows(name, config)(file.dequantize(name))
 
 
-def hf_codes(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+def hf_codes(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, Weight]]:
     """`hf_tensors`, but matrices stored as one of `CODE_KINDS` keep their codes."""
     for name in file.tensors:
         if name == "rope_freqs.weight":

@@ -30,7 +30,7 @@ from minifer.models.registry import (
 from minifer.weights.hf_config import config_from_hf, config_to_hf, token_ids
 from minifer.weights.loading import LoadableModel, NamedWeights, load_weights
 from minifer.weights.mapped import mapped_tensors
-from minifer.weights.quantized import quantized_weights
+from minifer.weights.quantized import QuantizedWeight
 from minifer.weights.quantized_loading import CODES, load_quantized, read_codes, refuse_loops
 
 __all__ = [
@@ -146,7 +146,7 @@ def save_hf(path: str | Path, model: LoadableModel, config: ModelConfig) -> None
     Raises `ValueError` when the architecture cannot express the configuration.
     """
     folder = Path(path)
-    if any(True for _ in quantized_weights(model)):
+    if any(isinstance(module, QuantizedWeight) for module in model.modules()):
         raise ValueError(
             "model must have no quantised weights to be saved: its checkpoint holds more than "
             "codes do; load it with quantize=none"

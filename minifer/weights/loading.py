@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from minifer.models.transformer import WeightPart
-from minifer.weights.quantized import QuantizedWeight
+from minifer.weights.quantized import Weight, dense
 
 HEAD = "lm_head.weight"  # in every format
-NamedWeights = Iterable[tuple[str, Tensor | QuantizedWeight]]
+NamedWeights = Iterable[tuple[str, Weight]]
 
 
 class LoadableModel(Protocol):
@@ -29,17 +29,19 @@ class LoadableModel(Protocol):
 
     def get_parameter(self, target: str) -> nn.Parameter: ...
 
+    def modules(self) -> Iterator[nn.Module]: ...
+
     def weight_parts(self) -> Iterator[WeightPart]: ...
 
 
 class WeightStore(Protocol):
     """Where the tensors of a file go."""
 
-    def put(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> None:
+    def put(self, part: WeightPart, weight: Weight) -> None:
         """Keep the weight of a part; called once a part."""
         ...
 
-    def holds(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> bool:
+    def holds(self, part: WeightPart, weight: Weight) -> bool:
         """Whether the part that was put is this weight."""
         ...
 
@@ -53,14 +55,12 @@ class Copies:
     def _target(self, part: WeightPart) -> Tensor:
         return self._model.get_parameter(part.parameter)[part.start : part.stop]
 
-    def put(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> None:
-        dense = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
-        self._target(part).copy_(dense)
+    def put(self, part: WeightPart, weight: Weight) -> None:
+        self._target(part).copy_(dense(weight))
 
-    def holds(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> bool:
+    def holds(self, part: WeightPart, weight: Weight) -> bool:
         target = self._target(part)
-        dense = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
-        return torch.equal(dense.to(target), target)
+        return torch.equal(dense(weight).to(target), target)
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def load_weights(
     seen: set[str] = set()
     twice: list[str] = []
     unknown: list[str] = []
-    head: Tensor | QuantizedWeight | None = None  # of a tied model
+    head: Weight | None = None  # of a tied model
     for name, tensor in named_tensors:
         if name.endswith("rotary_emb.inv_freq"):
             continue
@@ -119,7 +119,7 @@ def _shape(model: LoadableModel, part: WeightPart) -> torch.Size:
     return torch.Size((part.stop - part.start, *model.get_parameter(part.parameter).shape[1:]))
 
 
-def _check(name: str, tensor: Tensor | QuantizedWeight, shape: torch.Size) -> None:
+def _check(name: str, tensor: Weight, shape: torch.Size) -> None:
     if tensor.shape != shape:
         raise ValueError(
             f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}; "

@@ -110,6 +110,14 @@ class QuantizedWeight(nn.Module):
         return f"{N} × {K}, bits={self.bits}, group_size={self.group_size}"
 
 
+Weight = Tensor | QuantizedWeight
+
+
+def dense(weight: Weight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The matrix [N, K] as it is, or what its codes stand for in dtype."""
+    return weight.dequantize(dtype) if isinstance(weight, QuantizedWeight) else weight
+
+
 def quantize(weight: Tensor, bits: int, group_size: int = QUANTIZE_GROUP) -> QuantizedWeight:
     """weight [N, K] → codes of `bits` bits with a scale for every `group_size` columns.
 
@@ -227,7 +235,7 @@ def _in_float16(scale: Tensor, zero: Tensor | None = None) -> tuple[Tensor, Tens
     """Both in float16, or both in float32 where a scale would underflow or anything overflow."""
     zero = torch.zeros_like(scale) if zero is None else zero
     positive = scale[scale > 0]
-    fits = not positive.numel() or positive.min() >= _SMALLEST_NORMAL
+    fits = not positive.numel() or bool(positive.min() >= _SMALLEST_NORMAL)
     fits = fits and bool(scale.max() <= _LARGEST) and bool(zero.abs().max() <= _LARGEST)
     dtype = torch.float16 if fits else torch.float32
     return scale.to(dtype), zero.to(dtype)

@@ -23,8 +23,10 @@ from minifer.weights.loading import HEAD, LoadableModel, NamedWeights, load_weig
 from minifer.weights.mapped import mapped_tensors
 from minifer.weights.quantized import (
     QuantizedWeight,
+    Weight,
     can_concatenate,
     concatenate,
+    dense,
     quantize,
     set_weight,
 )
@@ -69,11 +71,11 @@ class _Codes:
         self._model = model
         self._dtype = dtype
         self._mode = mode
-        self._waiting: dict[str, dict[int, Tensor | QuantizedWeight]] = {}
+        self._waiting: dict[str, dict[int, Weight]] = {}
         self._dense: list[str] = []
         self._kept = 0
 
-    def put(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> None:
+    def put(self, part: WeightPart, weight: Weight) -> None:
         target = self._model.get_parameter(part.parameter)
         if target.dim() != 2:
             assert isinstance(weight, Tensor)  # codes are matrices, and shapes were compared
@@ -85,14 +87,14 @@ class _Codes:
             del self._waiting[part.parameter]
             self._set(part.parameter, [parts[start] for start in sorted(parts)])
 
-    def holds(self, part: WeightPart, weight: Tensor | QuantizedWeight) -> bool:
-        held = _module(self._model, part.parameter).weight
+    def holds(self, part: WeightPart, weight: Weight) -> bool:
+        held: Any = _module(self._model, part.parameter).weight
         weight = self._codes(part.name, weight)
         if isinstance(held, QuantizedWeight) and isinstance(weight, QuantizedWeight):
             return torch.equal(held.codes, weight.codes) and torch.equal(held.scale, weight.scale)
         return isinstance(weight, Tensor) and torch.equal(held, weight.to(held))
 
-    def _codes(self, name: str, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
+    def _codes(self, name: str, weight: Weight) -> Weight:
         """What is kept of a matrix."""
         if isinstance(weight, QuantizedWeight):
             return weight
@@ -108,18 +110,15 @@ class _Codes:
             )
         return quantize(weight, 4, _BLOCK)
 
-    def _set(self, parameter: str, parts: list[Tensor | QuantizedWeight]) -> None:
+    def _set(self, parameter: str, parts: list[Weight]) -> None:
         coded = [part for part in parts if isinstance(part, QuantizedWeight)]
         module = _module(self._model, parameter)
         if len(coded) == len(parts) and can_concatenate(coded):
             set_weight(module, concatenate(coded))
             self._kept += 1
             return
-        dense = [
-            part.dequantize(self._dtype) if isinstance(part, QuantizedWeight) else part
-            for part in parts
-        ]
-        module.weight = nn.Parameter(torch.cat(dense), requires_grad=False)
+        matrix = torch.cat([dense(part, self._dtype) for part in parts])
+        module.weight = nn.Parameter(matrix, requires_grad=False)
         self._dense.append(parameter.removesuffix(".weight"))
 
     def notice(self) -> str | None:

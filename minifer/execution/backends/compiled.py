@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -202,7 +203,7 @@ def _halves(linear: Any) -> list[tuple[Any, Tensor | None]]:
     for part in (slice(0, rows), slice(rows, None)):
         weight, bias = linear.weight, linear.bias
         if isinstance(weight, QuantizedWeight):
-            half: Any = weight.map_rows(lambda tensor, part=part: tensor[part])
+            half: Any = weight.map_rows(itemgetter(part))
         else:
             half = weight[part]
         found.append((half, None if bias is None else bias[part]))

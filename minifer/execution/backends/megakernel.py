@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minifer.config import EngineConfig, ModelConfig
 from minifer.execution.runner import ModelRunner
+from minifer.execution.sampler import Picked
 from minifer.kernels import mode
 from minifer.kv.step_input import StepInput
 from minifer.models.transformer import Transformer
@@ -63,7 +64,7 @@ class MegakernelRunner(ModelRunner):
         self._programs = resident_programs(self.device)
         self._kernels: dict[tuple[int, int], Megakernel] = {}
 
-    def _logits(self, step: StepInput) -> Tensor:
+    def _logits(self, step: StepInput) -> Tensor | Picked:
         count = len(step.seq_lens)
         if count > MAX_BATCH or len(step.token_ids) > count:
             return super()._logits(step)

@@ -24,6 +24,7 @@ from torch import Tensor
 from minifer.parcae.injection import Injection
 from minifer.parcae.layers import Block
 from minifer.parcae.model import Parcae
+from minifer.weights.quantized import Weight, dense
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,10 @@ def _mlp_bound(block: Block) -> float:
     )
 
 
-def _after_norm(weight: Tensor, norm: Tensor) -> Tensor:
+def _after_norm(weight: Weight, norm: Tensor) -> Tensor:
     """weight [out, D] as a map of x / ‖x‖: a root-mean-square norm makes vectors of length √D."""
-    return weight.double() * norm.double() * len(norm) ** 0.5
+    return dense(weight).double() * norm.double() * len(norm) ** 0.5
 
 
-def _norm(weight: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(weight.double(), 2)
+def _norm(weight: Weight) -> Tensor:
+    return torch.linalg.matrix_norm(dense(weight).double(), 2)

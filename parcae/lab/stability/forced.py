@@ -40,6 +40,7 @@ from minifer.parcae.lab.data import Corpus, help_topics, sample_rows
 from minifer.parcae.lab.models import lab_model
 from minifer.parcae.lab.stability.bounds import Gains, block_bound, gains
 from minifer.parcae.model import Parcae
+from minifer.weights.quantized import Weight, dense
 
 RADII = (0.447, 0.9, 1.0, 1.05, 1.2)
 SHOWN_LOOPS = (1, 8, 16, 32, 64)
@@ -57,9 +58,10 @@ class _WideResidual(RowsBackend):
     name = "wide residual"
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        return super().linear(x.to(weight.dtype), weight, bias, residual)
+        matrix = dense(weight)
+        return super().linear(x.to(matrix.dtype), matrix, bias, residual)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minifer.config import EngineConfig
 from minifer.engine import Engine
-from minifer.execution.sampler import Sampled, Sampler, SampleRow
+from minifer.execution.sampler import Picked, Sampled, Sampler, SampleRow
 from minifer.sampling_params import OutputKind, SamplingParams
 
 
@@ -127,10 +127,12 @@ class Teacher(Sampler):
         self.top: dict[str, list[int]] = {name: [] for name in texts}
 
     @torch.inference_mode()
-    def __call__(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
-        """Logits [R, V] → the true token of every row."""
+    def __call__(self, logits: Tensor | Picked, rows: Sequence[SampleRow]) -> list[Sampled]:
+        """Logits [R, V] → the true token of every row. Raises `TypeError` for a pick alone."""
         if not rows:
             return []
+        if isinstance(logits, Picked):
+            raise TypeError("a teacher needs a back end that gives logits, got the picked tokens")
         requests = [row.request for row in rows]
         names = [request.request_id for request in requests]
         following = [self.texts[r.request_id][r.num_tokens] for r in requests]
