@@ -54,14 +54,17 @@ struct alignas(64) Counter {
     std::atomic<int> next{0};
 };
 
-// Share `count` items: each thread takes a fixed part first, then single items from what is left.
-// The fixed part needs no talk; the rest evens out what a busy neighbour has delayed.
+// Share `count` items: each thread takes a fixed part first, then a few at a time from what is left.
+// The fixed part needs no talk, and as its items lie one after the other, what is fetched ahead is
+// what comes next. The rest evens out what a busy neighbour has delayed; it is small, because what
+// is fetched ahead of it often is another thread's next item: a quarter would cost a fifth of the
+// bandwidth.
 template <class Work>
 inline void share(int count, int thread, int threads, Counter& counter, Work work) {
-    int each = count * 3 / 4 / threads;
+    int each = count * 15 / 16 / threads, some = (count + 31) / 32;
     for (int i = thread * each; i < (thread + 1) * each; i++) work(i);
-    int taken = each * threads;
-    for (int i; (i = taken + counter.next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+    for (int i; (i = each * threads + some * counter.next.fetch_add(1, std::memory_order_relaxed)) < count;)
+        for (int end = i + some < count ? i + some : count; i < end; i++) work(i);
 }
 
 }  // namespace minifer
