@@ -54,7 +54,7 @@ inline f32x16 load_half(const uint16_t* from) {
 
 // Vectors are done with a line of W before memory brings the next: ask for it this far ahead. Panels
 // follow one another, so the end of one asks for the beginning of the next.
-constexpr int AHEAD = 4096;
+constexpr int AHEAD = 8192;
 
 // `once`: the panel is not read again in this step, so the caches are left to others.
 template <bool once>
