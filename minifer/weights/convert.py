@@ -6,7 +6,7 @@ dequantised value to the bit; float16 would round values by up to 2**-11 of thei
 bfloat16 by 2**-8, and close greedy picks would differ from what other engines read out of the
 same file. The price is disk: four bytes a weight.
 
-The codes of Q4_0, Q4_1 and Q8_0 matrices are kept beside them (`quantized.safetensors`, the size of
+The codes of Q4_0, Q4_1 and Q8_0 matrices are kept too (`quantized/model.safetensors`, the size of
 the GGUF file), so that `quantize="file"` finds them without opening it.
 """
 

