@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 from minifer.cli import (
     bench,
@@ -42,12 +44,13 @@ first contact:
   minifer serve                                         answer browsers and OpenAI clients
 
 `minifer COMMAND --help` explains a command and names the code behind it. Exit status: 0, 1 for a
-failure, 2 for bad usage, 130 when interrupted. MINIFER_DEBUG=1 shows the traceback of an error.
+failure, 2 for bad usage, 130 when interrupted, 143 when told to end. MINIFER_DEBUG=1 shows the
+traceback of an error.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, 1 failure, 2 bad usage, 130 interrupted.
+    """Run one command and return the exit status, as the help's last lines list them.
 
     argv: arguments without the program's name. None: those of this process, which is then ours to
     set up.
@@ -63,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()  # a closed pipe shows up here, not in the interpreter's last breath
         return status
-    except SystemExit as end:  # argparse has printed a help text or the version
+    except SystemExit as end:  # argparse has printed a help text or the version; or SIGTERM
         return int(end.code or 0)
     except KeyboardInterrupt:
         return 130
@@ -113,6 +116,9 @@ class _Version(argparse.Action):
 
 def _start_process() -> None:
     interpret_without_gpu()
+    # By default SIGTERM ends this process alone, on the spot: those it started would run on, and
+    # temporary files stay. `serve` waits for open requests instead.
+    signal.signal(signal.SIGTERM, _end)
     # Torch's threads spin while they wait for each other. With another program on one of the
     # cores that costs a factor of 20; sleeping at once costs a fifth on an idle machine. So spin
     # briefly, then sleep. Read by the OpenMP library (libgomp) when torch is imported.
@@ -121,6 +127,10 @@ def _start_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # never die of an emoji
     warnings.showwarning = _show_warning
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)  # a shell's way to say which signal it was
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

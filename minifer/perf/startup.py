@@ -121,10 +121,14 @@ def _command(
             text=True,
         ) as process:
             assert process.stdout is not None and process.stderr is not None
-            process.stdout.read(1)
-            first = time.monotonic() - started
-            process.stdout.read()
-            errors = process.stderr.read()
+            try:
+                process.stdout.read(1)
+                first = time.monotonic() - started
+                process.stdout.read()
+                errors = process.stderr.read()
+            except BaseException:
+                process.kill()  # the block would wait for it
+                raise
         if process.returncode:
             raise RuntimeError(_failure(errors, process.returncode))
         return {"first_byte": first, "exit": time.monotonic() - started}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -236,3 +240,26 @@ def test_what_cannot_run_is_refused_in_a_sentence(
     name, *rest = options.split()
     assert main(["bench", name, *TINY, *rest]) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_benchmark_that_is_told_to_end_takes_the_engines_it_asked_with_it(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    file = tmp_path / "python"
+    file.write_text(f"#!/bin/sh\necho $$ > {asked}.new\nmv {asked}.new {asked}\nexec sleep 600\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    command = [sys.executable, "-m", "minifer", "bench", "decode", *TINY, "--vs", "vllm"]
+    command += ["--peer-python", f"vllm={file}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+        try:
+            while not asked.exists() and running.poll() is None:
+                time.sleep(0.02)
+            peer_id = int(asked.read_text())
+            running.send_signal(signal.SIGTERM)
+            said, _ = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(peer_id, 0)
