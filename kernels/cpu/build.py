@@ -44,7 +44,10 @@ def find_compiler() -> Compiler:
         raise CompilerError("the step is not compiled on Windows (it is under WSL)")
     asked = os.environ.get("CXX", "").strip()
     for name in (asked,) if asked else _COMPILERS:
-        program, *flags = shlex.split(name)
+        try:
+            program, *flags = shlex.split(name)
+        except ValueError as error:
+            raise CompilerError(f"CXX cannot be read, got {asked!r}: {error}") from error
         if (found := shutil.which(program)) is not None:
             return (found, *flags)
     what = f"CXX names {asked!r}, which is not there" if asked else "no g++, clang++ or c++ is here"

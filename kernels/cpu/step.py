@@ -262,3 +262,13 @@ def _address(tensor: Tensor | None) -> int | None:
 def _matrix(panels: Panels) -> _Matrix:
     data, bias = _address(panels.data), _address(panels.bias)
     return _Matrix(data, bias, panels.rows, panels.columns, panels.kind)
+
+
+def read_all(library: ctypes.CDLL, tensor: Tensor) -> int:
+    """Read a tensor's memory and nothing else, with torch's number of threads: what the step's own
+    way of reading reaches at best. Returns a number that depends on it."""
+    library.minifer_read.restype = ctypes.c_int64
+    start = tensor.data_ptr() + -tensor.data_ptr() % 64
+    size = tensor.data_ptr() + tensor.nbytes - start
+    pointer, threads = ctypes.c_void_p(start), torch.get_num_threads()
+    return int(library.minifer_read(pointer, ctypes.c_int64(size), ctypes.c_int32(threads)))

@@ -8,9 +8,11 @@ whoever reads less fast than that has no excuse.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from minifer.perf import limit
 from minifer.perf.devices import Device
@@ -20,22 +22,32 @@ READ, PRODUCT = "memory read", "matrix product"
 
 
 class Ceilings:
-    """dtype: of matrix products. step_bytes: what the work reads a step, 0 if not known yet."""
+    """dtype: of matrix products. step_bytes: what the work reads a step, 0 if not known yet.
 
-    def __init__(self, dtype: str, device: str, step_bytes: int = 0) -> None:
+    passes: ways to read a buffer besides torch's own, such as the one of the engine that is
+    measured: nobody may be faster than the limit.
+    """
+
+    def __init__(
+        self,
+        dtype: str,
+        device: str,
+        step_bytes: int = 0,
+        passes: Sequence[Callable[[Tensor], object]] = (),
+    ) -> None:
         threads = torch.get_num_threads()
-        self.dtype, self._device = dtype, device
+        self.dtype, self._device, self._passes = dtype, device, passes
         self._here = limit.described(dtype, device, threads)
         self._counts = (threads,) if self._here.num_sms is not None else (1, threads, 2 * threads)
         self._memory = limit.buffer_bytes(self._here)
-        self._readers = {"bytes_per_second": limit.reader(self._memory, device)}
+        self._readers = {"bytes_per_second": limit.reader(self._memory, device, passes)}
         self.expect(step_bytes)
 
     def expect(self, step_bytes: int) -> None:
         """Read as many bytes as a step does, too, if they are fewer than the large buffer's."""
         name = "same_size_bytes_per_second"
         if name not in self._readers and 4096 <= step_bytes < self._memory:
-            self._readers[name] = limit.reader(step_bytes, self._device)
+            self._readers[name] = limit.reader(step_bytes, self._device, self._passes)
 
     def read(self) -> dict[str, float]:
         """A turn: bytes/s of the large buffer, and of the small one ("same_size_…")."""
