@@ -139,13 +139,13 @@ def _report(
     skipped: Mapping[str, str],
 ) -> SpeedReport:
     read, product = result.arms[READ], result.arms[PRODUCT]["flops_per_second"]
-    memory, same_size = (
-        read[metric].max for metric in ("bytes_per_second", "same_size_bytes_per_second")
-    )
+    both = [read[metric] for metric in ("bytes_per_second", "same_size_bytes_per_second")]
+    memory, same_size = (summary.max for summary in both)
+    of_rounds = [max(pair) for pair in zip(*(summary.values for summary in both), strict=True)]
     here = ceilings.device(max(memory, same_size), product.max)
     ours = kept.answers[OURS]
     arms = {
-        engine: _with_utilisation(metrics, here) if engine in kept.answers else metrics
+        engine: _with_utilisation(metrics, here, of_rounds) if engine in kept.answers else metrics
         for engine, metrics in result.arms.items()
     }
     rows = tuple(_row(task, arms[OURS], config, ours) for task in tasks)
@@ -174,11 +174,18 @@ def _report(
     return SpeedReport(here, result, rows, versus, missing, tuple(kept.failed))
 
 
-_UTILISATION = {"mbu": "", "mfu": ""}
+_UTILISATION = {"mbu": "", "mbu_of_round": "", "mfu": ""}
 
 
-def _with_utilisation(metrics: Mapping[str, Summary], here: Device) -> dict[str, Summary]:
-    """With "task: mbu" and "task: mfu" beside the rates they come from."""
+def _with_utilisation(
+    metrics: Mapping[str, Summary], here: Device, of_rounds: Sequence[float]
+) -> dict[str, Summary]:
+    """With "task: mbu" and "task: mfu" beside the rates they come from.
+
+    mbu: of the best reading of all rounds. mbu_of_round: of what the same round read. Where
+    neighbours take and give back bandwidth by the minute, the first says what the machine could do
+    and the second what the engine did with what there was.
+    """
     out = dict(metrics)
     for metric, summary in metrics.items():
         task, _, name = metric.rpartition(": ")
@@ -188,6 +195,9 @@ def _with_utilisation(metrics: Mapping[str, Summary], here: Device) -> dict[str,
         }.get(name)
         if limit is not None:
             out[f"{task}: {limit[0]}"] = Summary.of([v / limit[1] for v in summary.values])
+        if name == "bytes_per_second":
+            shares = [v / read for v, read in zip(summary.values, of_rounds, strict=True)]
+            out[f"{task}: mbu_of_round"] = Summary.of(shares)
     return out
 
 

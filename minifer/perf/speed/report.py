@@ -69,13 +69,16 @@ def table(report: SpeedReport) -> str:
 def _how(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the speeds are."""
     if any(row["kind"] == "decode" for row in rows):
-        return ["tokens/s: of all requests, from the last first token to the first last one"]
+        return [
+            "tokens/s: of all requests, from the last first token to the first last one; MBU: of the "
+            "best reading of all rounds, and of the reading of the same round"
+        ]
     return []
 
 
 def _speeds(report: SpeedReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]]
-    rows = [("work", "tokens/s", "IQR", "a step", "first token", "MBU", "MFU", "")]
+    rows = [("work", "tokens/s", "IQR", "a step", "first token", "MBU", "of its round", "MFU", "")]
     for row in report.rows:
         extra = []
         if "acceptance" in row:
@@ -92,6 +95,7 @@ def _speeds(report: SpeedReport) -> list[tuple[str, ...]]:
                 _milliseconds(row.get("step_seconds")),
                 _milliseconds(row.get("first_token_seconds")),
                 _percent(row.get("mbu")) if row["kind"] == "decode" else "–",
+                _percent(row.get("mbu_of_round")) if row["kind"] == "decode" else "–",
                 _percent(row.get("mfu")),
                 ", ".join(extra),
             )

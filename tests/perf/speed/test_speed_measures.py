@@ -189,6 +189,7 @@ def test_mbu_is_bytes_over_seconds_over_the_best_reading_of_all_rounds() -> None
     assert report.rows[0]["mbu"] == 0.5
     arm = report.result.arms[OURS]
     assert arm["decode 2 × 4: mbu"].values == (0.5, 0.5)
+    assert arm["decode 2 × 4: mbu_of_round"].values == (0.5, 1.11)
     flops = arm["decode 2 × 4: flops_per_second"].median
     assert report.rows[0]["mfu"] == arm["decode 2 × 4: mfu"].median == flops / 1e9
     middle = 1000 + 2 * 10 * 5  # bytes of a step with contexts of 4 + 3 // 2
