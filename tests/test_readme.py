@@ -51,9 +51,11 @@ def test_lines_of_code_skips_what_is_not_code(tmp_path):
     assert lines_of_code(file) == 5
 
 
-def test_the_engine_core_fits_in_four_and_a_half_thousand_lines():
+def test_the_engine_core_can_be_read_in_an_afternoon():
     """What a token passes, without the tiers and guards beside its way."""
-    assert sum(lines_of_code(ROOT / "minifer" / part) for part in CORE) <= 4500
+    # 4,000, and what came since with no line to spare elsewhere: drafts that are judged and rolled
+    # back (190 lines), weights that are codes (100), a back end that is a compiled step (30).
+    assert sum(lines_of_code(ROOT / "minifer" / part) for part in CORE) <= 4400
 
 
 def test_every_module_can_be_read_in_one_sitting():
