@@ -2,13 +2,13 @@
 
 A `TorchDispatchMode` sees every operation torch performs. An operation that makes a view moves
 nothing, and neither does one whose result is empty. Any other reads its arguments and writes its
-result; whose memory an argument lies in,
-a parameter's or the KV cache's, says what kind of traffic it is.
+result; whose memory an argument lies in, a parameter's or the KV cache's, says what kind of traffic
+it is. What is handed to numpy is read there once; what numpy writes is not seen.
 
 What `perf.costs` says of weights and KV is exact for `TorchBackend` where nothing is padded:
 
-- weights: each matrix whole, once a step; of the embedding one row a token, tied or not;
-  With codes for matrices it is not: unpacking reads and writes them on its way.
+- weights: each matrix whole, once a step; of the embedding one row a token, tied or not. With
+  codes for matrices it is not exact: unpacking reads and writes them on its way.
 - KV read: the context of every request once, K and V. Decode rows of unequal contexts are padded
   to the longest, so B requests read B · longest instead of the sum (`padded_kv_read`);
 - KV written: one token's K and V for each token of the step.
@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minifer.config import ModelConfig
@@ -80,6 +81,10 @@ class ByteCounter(TorchDispatchMode):
             self._count(name, [*_tensors(args), *_tensors((kwargs or {}).values())], out)
         return out
 
+    def count_read(self, tensor: Tensor) -> None:
+        """Somebody else than torch reads all of it."""
+        self._read[self._kind(tensor)] += tensor.nbytes
+
     def _count(self, name: str, read: list[Tensor], out: Any) -> None:
         if name in _IN_PLACE:  # the first is written, in part: as much as the others bring
             target, *read = read
@@ -98,7 +103,22 @@ class ByteCounter(TorchDispatchMode):
         return self._owner.get(_memory(tensor), "activations")
 
 
-_SELECTS = ("embedding", "index", "index_select")
+class _ToNumpy(TorchFunctionMode):
+    """`Tensor.numpy` is no operation, so the other mode does not see it."""
+
+    def __init__(self, counter: ByteCounter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.numpy:
+            self._counter.count_read(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+_SELECTS = ("embedding", "gather", "index", "index_select")
 _IN_PLACE = ("copy_", "index_put_", "_index_put_impl_", "fill_", "masked_fill_")
 _NO_TRAFFIC = ("empty", "empty_like", "lift_fresh", "detach", "detach_")
 
@@ -163,7 +183,7 @@ def count_bytes(
     call: Callable[[], Any], weights: Iterable[Tensor], kv: Iterable[Tensor]
 ) -> tuple[Any, CountedBytes]:
     """Run `call`; returns its result and what it touched."""
-    with torch.inference_mode(), ByteCounter(weights, kv) as counter:
+    with torch.inference_mode(), ByteCounter(weights, kv) as counter, _ToNumpy(counter):
         result = call()
     return result, counter.result()
 

@@ -87,6 +87,15 @@ def test_a_view_moves_nothing_and_a_gather_moves_what_it_takes():
     assert (seen.weights, seen.kv_read, seen.kv_written) == (0, 3 * 2 * 4, 0)
     _, seen = count_bytes(lambda: torch.ones(3, 4) @ weight.t(), [weight], [cache])
     assert (seen.weights, seen.kv) == (weight.nbytes, 0)
+    row = torch.tensor([[2], [0]])
+    _, seen = count_bytes(lambda: weight[:2].gather(1, row), [weight], [cache])
+    assert (seen.weights, seen.activations) == (2 * 4, row.nbytes + 2 * 4)
+
+
+def test_what_numpy_is_handed_is_read():
+    weight, cache = torch.ones(6, 4), torch.ones(10, 2)
+    _, seen = count_bytes(lambda: weight.numpy().argmax(-1), [weight], [cache])
+    assert (seen.weights, seen.kv, seen.activations) == (weight.nbytes, 0, 0)
 
 
 def test_a_write_into_the_cache_is_counted_as_one():
