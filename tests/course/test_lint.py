@@ -183,6 +183,18 @@ def test_every_rule_is_tried() -> None:
     assert {rule for rule, _ in RULES} - {"N20"} == {rule for rule, _ in BROKEN}
 
 
+def test_each_sabotage_that_no_longer_fits_is_named(tmp_path: Path) -> None:
+    lecture = specimen(tmp_path / "a", lambda _: None)
+    folder = lecture.book.lectures / "sabotages"
+    folder.unlink()
+    folder.mkdir()
+    entry = '[[sabotage]]\nname = "{}"\nmodule = "minifer.events"\nold = "{}"\nnew = ""\n'
+    texts = {"first": "no such text", "fits": "class EventBus", "second": "import"}
+    (folder / "L00.toml").write_text("".join(entry.format(*item) for item in texts.items()))
+    found = [problem.what for problem in lint_notebook(lecture) if problem.rule == "N20"]
+    assert [what.split("'")[1] for what in found] == ["first", "second"]
+
+
 def test_no_notebook_of_that_name() -> None:
     with pytest.raises(ValueError, match="no built notebook begins with 'L77'"):
         lint(Book(ROOT), "L77")
