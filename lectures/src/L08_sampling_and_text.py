@@ -637,14 +637,14 @@ for passage in ("ha ", "| --- ", "0, "):
 #
 # ## What does it all cost?
 #
-# Count by hand for greedy: the copy reads and writes 4 bytes a logit, two maxima read 4
-# each, 16 in all. A drawn token also needs noise. Guess how many times as much it moves.
+# Count by hand for greedy: one look for the largest reads 4 bytes a logit, and nothing is
+# copied. A drawn token also needs noise. Guess how many times as much it moves.
 
 # %% tags=["claim"]
 from minifer.course.pictures import sampling_costs as cost
 
 greedy, drawn = (cost.bytes_a_logit(32_768, temperature=T) for T in (0, 1))
-print(f"greedy {greedy:.0f} bytes a logit; drawn over 20 times:", drawn > 20 * greedy)
+print(f"greedy {greedy:.0f} bytes a logit; drawn over 99 times:", drawn > 99 * greedy)
 
 # %% [markdown]
 # Now their share of the 15.0 GB of weights that a step of Llama 3.1 8B reads (L00), for
@@ -655,10 +655,10 @@ ways = {"greedy": {"temperature": 0}, "top-k 50": {"top_k": 50}, "whole row": {}
 for name, params in ways.items():
     moved = cost.bytes_a_logit(32_768, **params)
     share = moved * 128_256 * 64 / 15e9
-    print(f"{name:9} {moved:.0f} bytes a logit, {share:.0%} of a step")
+    print(f"{name:9} {moved:.0f} bytes a logit, {share:.1%} of a step")
 
 # %% [markdown]
-# Independence has a price: ten rounds of Philox over whole rows move almost 50 times
+# Independence has a price: ten rounds of Philox over whole rows move almost 200 times
 # the bytes of an argmax. Cutting *first* makes the draw cheaper, since only k tokens
 # need noise; a fused kernel keeps the rounds in registers and reads 4 bytes a logit.
 #
@@ -674,8 +674,9 @@ alt = "Time of a token over vocabulary size, three ways: predicted and measured.
 show(cost.costs_figure(costs, "Bytes predict large rows, calls small ones"), alt=alt)
 
 # %% [markdown]
-# For large rows the counted bytes tell the time within a small factor. For small ones
-# about a hundred calls do, whatever they move: there, cutting first gains nothing.
+# For large rows the counted bytes tell the order of magnitude (fresh memory is cleared
+# first). For small ones about a hundred calls do, whatever they move: there, cutting
+# first gains nothing.
 #
 # ## Takeaways
 #

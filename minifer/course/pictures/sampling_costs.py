@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,9 +52,9 @@ def bytes_a_logit(vocab_size: int, *, rows: int = 8, **params: Any) -> float:
 def sampling_costs(
     bandwidth: float, *, sizes: Sequence[int] = SIZES, rows: int = 8, **params: Any
 ) -> list[SamplingCost]:
-    """Count and time the engine's sampler, a row's share of `rows` rows; the median of five calls.
+    """Count and time the engine's sampler, a row's share of `rows` rows; the fastest of five calls.
 
-    bandwidth: bytes/s.
+    bandwidth: bytes/s, which is a best value, too: neighbours can only slow a call down.
     """
     sampler, costs = Sampler(), []
     for size in sizes:
@@ -66,7 +65,7 @@ def sampling_costs(
             begin = time.perf_counter()
             sampler(logits, batch)
             times.append(time.perf_counter() - begin)
-        measured = statistics.median(times) / rows
+        measured = min(times) / rows
         costs.append(SamplingCost(size, counted, counted / bandwidth, measured))
     return costs
 
