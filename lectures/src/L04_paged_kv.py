@@ -289,7 +289,7 @@ from minifer.course.source import show_source
 show_source(BlockPool)
 
 # %% [markdown]
-# Besides the three there is `publish`: L05 needs it.
+# Besides the three: `publish`, for L05; `reuse_first`, for wrong guesses (L07).
 #
 # ## When does a table grow?
 #
