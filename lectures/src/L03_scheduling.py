@@ -480,8 +480,8 @@ print(f"{equal} of 200 workloads equal: {steps} steps, {preempted} preemptions")
 # All equal, to the last bit of the clock. Where does the engine's code differ? Unfold
 # it. It asks the KV manager where ours counts (`can_allocate`), because blocks can be
 # shared; it asks a policy where ours takes the last and the first (`victim`, `head`);
-# and it knows requests that want n answers, wait for a disk, or stop between two loops
-# of a loop model.
+# and it knows requests that want n answers, wait for a disk, guess (`_schedule_drafts`,
+# L07), or stop between two loops of a loop model.
 
 # %% tags=["measure"]
 from minifer.scheduling.scheduler import Scheduler
@@ -744,7 +744,7 @@ print("4.", [max(run.gaps("A")) < 0.02 for run in runs] == [True, True, False])
 # ## Where to read on
 #
 # - [scheduler.py](../minifer/scheduling/scheduler.py) and
-#   [policies.py](../minifer/scheduling/policies.py): 400 lines, and you know most of them.
+#   [policies.py](../minifer/scheduling/policies.py): 470 lines, and you know most of them.
 # - Orca, [OSDI 2022](https://www.usenix.org/conference/osdi22/presentation/yu); vLLM,
 #   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180); Sarathi-Serve,
 #   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310); fairness between users, VTC,
