@@ -26,10 +26,14 @@ from pathlib import Path
 from minifer.weights.atomic import scratch_folder
 from minifer.weights.pull import cache_dir
 
-_SOURCES = ("step.cpp", "attention.h", "blocks.h", "panels.h", "lanes.h", "team.h")
+_SOURCES = (
+    "step.cpp", "abi.h", "attention.h", "blocks.h", "lanes.h", "panels.h", "read.h", "rows.h",
+    "team.h",
+)  # fmt: skip
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _SECONDS = 10  # about how long it takes, for the notice
+_KEPT = 32  # libraries: enough for every size of model in use, and 10 MB
 
 Compiler = tuple[str, ...]  # a path, and the flags that $CXX may bring along
 
@@ -83,12 +87,15 @@ def _library(compiler: Compiler, macros: tuple[str, ...], folder: Path) -> ctype
     for kept in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError):
             if kept.stem == f"{name}-{_digest(kept.read_bytes())}":
-                return ctypes.CDLL(str(kept))
+                library = ctypes.CDLL(str(kept))
+                with suppress(OSError):
+                    os.utime(kept)  # when it was used last
+                return library
         with suppress(OSError):
             kept.unlink()  # torn, or without the libraries it needs
     with ExitStack() as stack:
         try:
-            scratch = stack.enter_context(scratch_folder(folder / name))
+            scratch = stack.enter_context(scratch_folder(folder / "step"))
         except OSError as error:
             _say(f"{folder} cannot be written, so every start compiles: {error.strerror}")
             folder = scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -99,9 +106,22 @@ def _library(compiler: Compiler, macros: tuple[str, ...], folder: Path) -> ctype
         target = folder / f"{name}-{_digest(made.read_bytes())}.so"
         try:
             os.replace(made, target)  # whole, or not at all
+            _tidy(folder)
             return ctypes.CDLL(str(target))
         except OSError as error:
             raise CompilerError(f"the compiled step cannot be loaded: {error}") from error
+
+
+def _tidy(folder: Path) -> None:
+    """Keep the `_KEPT` libraries that were used last. A process whose library is removed keeps it
+    until it ends, and a later one that wants it compiles it again."""
+    used = []
+    for library in folder.glob("step-*.so"):
+        with suppress(OSError):  # another process was faster
+            used.append((library.stat().st_mtime, library))
+    for _, library in sorted(used, reverse=True)[_KEPT:]:
+        with suppress(OSError):
+            library.unlink()
 
 
 def _compile(compiler: Compiler, macros: Sequence[str], made: Path) -> None:

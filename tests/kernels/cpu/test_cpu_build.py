@@ -156,6 +156,33 @@ def test_a_cache_that_cannot_be_written(home, fake, capfd) -> None:
     assert home.read_text() == "in the way"
 
 
+def test_libraries_that_were_not_used_for_long_go(home, fake) -> None:
+    """Of 40 old ones those stay that were used last; to be loaded is to be used."""
+    load(*SIZES)
+    (mine,) = home.iterdir()
+    old = [home / f"step-{number:020}-{number:020}.so" for number in range(40)]
+    for age, library in enumerate([*old, mine, home / "notes.txt"]):
+        library.touch()
+        os.utime(library, (1e9 - age, 1e9 - age))
+    start_anew()
+    load(*SIZES)  # found, not made: nothing goes
+    assert len(list(home.iterdir())) == 42
+    load(16, 3)
+    kept = set(home.iterdir())
+    assert {mine, home / "notes.txt", *old[:30]} < kept
+    assert len(kept) == 33, "32 libraries, the new one among them"
+
+
+def test_what_a_killed_compiler_left_goes_with_a_later_one(home, fake) -> None:
+    """Whatever sources it was for."""
+    load(*SIZES)
+    left = home / ".step.killed.tmp"
+    left.mkdir()
+    os.utime(left, (1e9, 1e9))
+    load(16, 3)
+    assert not left.exists()
+
+
 # -- no compiler, or one that does not work
 
 
@@ -171,6 +198,12 @@ def test_no_compiler_is_here(home, monkeypatch, tmp_path) -> None:
 def test_cxx_names_nothing(home, monkeypatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++ -m64")
     with pytest.raises(CompilerError, match=r"CXX names '/nowhere/c\+\+ -m64', which is not there"):
+        load(*SIZES)
+
+
+def test_cxx_is_no_command(home, monkeypatch) -> None:
+    monkeypatch.setenv("CXX", 'g++ "-O1')
+    with pytest.raises(CompilerError, match="CXX cannot be read, got 'g\\+\\+ \"-O1': No closing"):
         load(*SIZES)
 
 
