@@ -247,8 +247,9 @@ class EngineConfig:
         for name, needed in (("speculative_model", "draft"), ("speculative_num_loops", "loops")):
             value = getattr(self, name)
             if value is not None and method != needed:
+                given = value if isinstance(value, int) else str(value)
                 raise ValueError(
-                    f'{name} needs speculative_method="{needed}", got {value!r} with "{method}"'
+                    f'{name} needs speculative_method="{needed}", got {given!r} with "{method}"'
                 )
         model = self.speculative_model
         if method == "draft" and (not isinstance(model, (str, PathLike)) or not str(model)):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from minifer.config import EngineConfig, ModelConfig
+from minifer.config import EngineConfig, ModelConfig, with_engine_loops
 from minifer.execution.backend import Backend, TorchBackend
 from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.kv_storage import KVStorage
@@ -92,8 +92,9 @@ class ModelRunner:
 
 def prepare_backend(config: EngineConfig) -> None:
     """Make this process ready for `config.backend` before weights are loaded: nobody should wait
-    for them to learn that kernels cannot run here, or not with this model. Raises `ValueError`
-    saying what to do."""
+    for them to learn that kernels cannot run here, or not with this model, or that an option
+    needs another one. Raises `ValueError` saying what to do."""
+    _check_model_options(config)
     if config.backend == "torch":
         return
     if config.backend == "compiled":
@@ -111,6 +112,18 @@ def prepare_backend(config: EngineConfig) -> None:
             from minifer.weights.resolve import read_config
 
             tile_of(read_config(config.model))
+
+
+def _check_model_options(config: EngineConfig) -> None:
+    """Of options that not every model has: those of loops, and of drafts that a model makes."""
+    if config.speculative_method in ("none", "ngram") and (
+        config.max_num_loops is None and config.loop_kv_policy == "full"
+    ):
+        return  # any model will do, none is looked for
+    from minifer.execution.speculation.proposer import check_speculation
+    from minifer.weights.resolve import read_config
+
+    check_speculation(config, with_engine_loops(read_config(config.model), config))
 
 
 def make_backend(name: str, device: str) -> Backend:

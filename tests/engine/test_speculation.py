@@ -6,8 +6,10 @@ The truth is the slow twin of the whole engine, or an engine that does not draft
 from __future__ import annotations
 
 import functools
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from fakes import check_engine, run_engine, step_checked, tiny_config, tiny_engine, tiny_model
@@ -18,8 +20,10 @@ from minifer.engine import Engine
 from minifer.events import ListSink
 from minifer.execution.reference import reference_generate
 from minifer.execution.speculation.proposer import SpeculationStats, check_draft
+from minifer.llm import LLM
 from minifer.postprocessing.hooks import HookVerdict
 from minifer.request import OutputKind, SamplingParams
+from minifer.weights.hf import config_to_hf
 
 MAX_TOKENS = 14
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
@@ -482,6 +486,7 @@ def test_deltas_of_several_tokens_add_up_to_the_reply(method):
         ({"prompt_lookup_min": 5}, r"prompt_lookup_min must be at most prompt_lookup_max \(4\)"),
         ({"speculative_method": "draft"}, "needs speculative_model, a name or a path, got None"),
         ({"speculative_model": "x"}, 'speculative_model needs speculative_method="draft"'),
+        ({"speculative_model": Path("x")}, "got 'x' with \"none\""),
         ({"speculative_num_loops": 2}, 'speculative_num_loops needs speculative_method="loops"'),
         ({"speculative_acceptance": "typical"}, "speculative_acceptance must be one of same_noise"),
         (
@@ -506,6 +511,21 @@ def test_options_that_do_not_fit_are_refused(options, sentence):
 def test_a_plain_model_has_no_loops_to_draft_with():
     with pytest.raises(ValueError, match="needs a loop model such as parcae-tiny"):
         tiny_engine(speculative_method="loops")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"speculative_method": "loops"}, "needs a loop model such as parcae-tiny"),
+        ({"speculative_method": "draft", "speculative_model": "parcae-tiny"}, "'parcae-tiny' "),
+        ({"max_num_loops": 2}, "max_num_loops needs a loop model"),
+    ],
+)
+def test_a_model_without_the_option_is_refused_before_weights_are_read(tmp_path, options, sentence):
+    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(tiny_config())))
+    for build in (LLM, Engine.from_pretrained):
+        with pytest.raises(ValueError, match=sentence):
+            build(str(tmp_path), **options)
 
 
 def test_an_engine_that_is_given_a_runner_is_given_a_proposer():

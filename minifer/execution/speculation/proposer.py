@@ -116,6 +116,20 @@ def load_draft(config: EngineConfig, model: ModelConfig, max_model_len: int) -> 
     return load_model(name, config.dtype, config.device, config.quantize)
 
 
+def check_speculation(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises `ValueError` for a method that this model does not have; no weights are read."""
+    if config.speculative_method == "loops":
+        from minifer.execution.speculation.draft_model import draft_loops
+
+        draft_loops(config, model)
+    elif config.speculative_method == "draft":
+        from minifer.weights.resolve import read_config
+
+        name = str(config.speculative_model)
+        most = config.max_model_len or model.max_position_embeddings
+        check_draft(name, read_config(name), model, most)
+
+
 def check_draft(name: str, draft: ModelConfig, model: ModelConfig, max_model_len: int) -> None:
     """Raises `ValueError` for a draft model that does not fit to its target."""
     if draft.vocab_size != model.vocab_size:
