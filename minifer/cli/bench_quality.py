@@ -100,6 +100,7 @@ def _rows(arguments: argparse.Namespace) -> Iterator[Quality]:
             runner = make_runner(loaded.model, loaded.config, engine, blocks)
             logits = runner_logits(runner, _BLOCK_SIZE)
         label = "bfloat16" if way == "none" else way
+        session.note(f"{label} is scored")
         yield quality(loaded, reference, label=label, logits=logits, max_tokens=arguments.tokens)
 
 

@@ -14,7 +14,11 @@ def prompt_tokens(arguments: argparse.Namespace) -> list[int]:
     """
     file = arguments.prompt_file
     if file is not None:
-        text = file.read_text(encoding="utf-8")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(f"--prompt-file {file} cannot be read: {reason}") from error
     elif getattr(arguments, "speculative_method", "none") != "none":
         from minifer.perf.quality import fixed_text
 

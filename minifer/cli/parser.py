@@ -83,7 +83,7 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "device": ("NAME", "auto, cpu, cuda, cuda:1, …"),
     "backend": (
         "",
-        "who runs the operations: PyTorch, short steps in one call of C++ that a compiler here "
+        "who runs the operations: PyTorch, whole steps in one call of C++ that a compiler here "
         "makes for this CPU, our Triton kernels one by one, or the megakernel for decode steps; "
         "the last two are slow on a CPU, where kernels are interpreted",
     ),
