@@ -1,9 +1,8 @@
-// Rotate, append, and attend over the blocks that are live.
+// Rotate a head, and attend with one row of the step over a stretch of its context.
 //
-// A unit of work is one row of the step, one KV head, and a stretch of its context. The G query
-// heads that share the KV head go together, so each key and value is read once. The sum over keys
-// is the online softmax (https://arxiv.org/abs/1805.02867): a running maximum m, the sum l of
-// e^(score − m) and the weighted values. Two stretches with (m, l, values) join into one.
+// The G query heads that share a KV head go together, so each key and value is read once. The sum
+// over keys is the online softmax (https://arxiv.org/abs/1805.02867): a running maximum m, the sum l
+// of e^(score − m) and the weighted values. Two stretches with (m, l, values) join into one.
 
 #pragma once
 
@@ -137,7 +136,8 @@ struct Arithmetic<bf16> {
     }
 
     // Two values at a time, channel by channel: v0[0] v1[0] v0[1] v1[1] … The interleaving works
-    // within 128 bits, so acc holds channels 0–3, 8–11, … and 4–7, 12–15, … until they are put in order.
+    // within 128 bits, so acc holds channels 0–3, 8–11, … and 4–7, 12–15, … until they are put in
+    // order.
     static void add(f32x16 (&acc)[G][PARTS], const bf16* values, const int64_t* offset,
                     const bf16 (*weights)[TILE], int count) {
         for (int j = 0; j < count; j += 2) {
@@ -156,7 +156,8 @@ struct Arithmetic<bf16> {
     static void put_in_order(f32x16 (&acc)[PARTS]) {
         for (int c = 0; c < PARTS; c += 2) {
             f32x16 low = acc[c], high = acc[c + 1];
-            acc[c] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+            acc[c] = __builtin_shufflevector(
+                low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
             acc[c + 1] = __builtin_shufflevector(
                 low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
         }

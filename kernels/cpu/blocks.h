@@ -29,29 +29,23 @@ struct Multiplied<bf16> {
 };
 #endif
 
-// v[i][j] becomes v[j][i]: four rounds, in each of which pairs of vectors exchange halves.
+// The entries of vectors i and i + 8 in turn: vectors 2i and 2i + 1 of the result.
+inline void riffle(const f32x16* v, f32x16* to) {
+    for (int i = 0; i < 8; i++) {
+        to[2 * i] = __builtin_shufflevector(
+            v[i], v[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        to[2 * i + 1] = __builtin_shufflevector(
+            v[i], v[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+}
+
+// v[i][j] becomes v[j][i]. An entry's number is 16 i + j; a round turns its eight bits by one.
 inline void transpose(f32x16* v) {
     f32x16 t[LANES];
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = __builtin_shufflevector(v[i], v[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        t[2 * i + 1] = __builtin_shufflevector(
-            v[i], v[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    }
-    for (int i = 0; i < 8; i++) {
-        v[2 * i] = __builtin_shufflevector(t[i], t[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        v[2 * i + 1] = __builtin_shufflevector(
-            t[i], t[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    }
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = __builtin_shufflevector(v[i], v[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        t[2 * i + 1] = __builtin_shufflevector(
-            v[i], v[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    }
-    for (int i = 0; i < 8; i++) {
-        v[2 * i] = __builtin_shufflevector(t[i], t[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        v[2 * i + 1] = __builtin_shufflevector(
-            t[i], t[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    }
+    riffle(v, t);
+    riffle(t, v);
+    riffle(v, t);
+    riffle(t, v);
 }
 
 // Sixteen keys as a panel of C columns. `keys` below `count` are read, the others are zeros.
@@ -111,14 +105,16 @@ public:
     // The attention of row r and query head g of the group, [C].
     const float* of(int r, int g) const { return out[r * G + g]; }
 
-    void attend(const float* query, int query_stride, int rows, int position, int64_t window, const Cache<S>& cache) {
+    void attend(const float* query, int query_stride, int rows, int position, int64_t window,
+                const Cache<S>& cache) {
         count_ = rows * G;
         std::fill_n(&q[0][0], QUERIES * C, A{});
         std::fill_n(&out[0][0], QUERIES * C, 0.0f);
         std::fill_n(top, QUERIES, -std::numeric_limits<float>::infinity());
         std::fill_n(total, QUERIES, 0.0f);
         for (int r = 0; r < rows; r++)
-            for (int i = 0; i < G * C; i += LANES) store(&q[r * G][0] + i, load(query + int64_t(r) * query_stride + i));
+            for (int i = 0; i < G * C; i += LANES)
+                store(&q[r * G][0] + i, load(query + int64_t(r) * query_stride + i));
         int first = window ? std::max<int64_t>(0, position + 1 - window) : 0, last = position + rows;
         Walk walk(cache.table, cache.block_size, first);
         for (int start = first; start < last; start += SPAN) {

@@ -1,4 +1,4 @@
-"""Python's side of `step.cpp`: the structures it reads, and one call a step."""
+"""Python's side of `step.cpp`: the structures of `abi.h`, and one call a step."""
 
 from __future__ import annotations
 
@@ -124,6 +124,9 @@ class Rows:
 
 class CpuStep:
     """A model whose steps are one call each.
+
+    With bfloat16 keys and values, vectors are rounded to bfloat16 where they meet a matrix, but on
+    a CPU that has no instructions for it they stay float32.
 
     library: of `build.load`, for this head_dim and query group. keys, values: of each layer,
     [N, P, K, C] in float32 or bfloat16. vocabulary: logits a row. eps: of the norms.
@@ -266,9 +269,8 @@ def _matrix(panels: Panels) -> _Matrix:
 
 def read_all(library: ctypes.CDLL, tensor: Tensor) -> int:
     """Read a tensor's memory and nothing else, with torch's number of threads: what the step's own
-    way of reading reaches at best. Returns a number that depends on it."""
+    way of reading reaches at best. Returns the sum of its 32-bit words modulo 2³², of which the
+    last is filled up with zeros. The fastest where it begins at a multiple of 64 bytes."""
     library.minifer_read.restype = ctypes.c_int64
-    start = tensor.data_ptr() + -tensor.data_ptr() % 64
-    size = tensor.data_ptr() + tensor.nbytes - start
-    pointer, threads = ctypes.c_void_p(start), torch.get_num_threads()
-    return int(library.minifer_read(pointer, ctypes.c_int64(size), ctypes.c_int32(threads)))
+    pointer, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.nbytes)
+    return int(library.minifer_read(pointer, size, ctypes.c_int32(torch.get_num_threads())))

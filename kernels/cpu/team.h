@@ -63,8 +63,11 @@ template <class Work>
 inline void share(int count, int thread, int threads, Counter& counter, Work work) {
     int each = count * 15 / 16 / threads, some = (count + 31) / 32;
     for (int i = thread * each; i < (thread + 1) * each; i++) work(i);
-    for (int i; (i = each * threads + some * counter.next.fetch_add(1, std::memory_order_relaxed)) < count;)
+    for (;;) {
+        int i = each * threads + some * counter.next.fetch_add(1, std::memory_order_relaxed);
+        if (i >= count) return;
         for (int end = i + some < count ? i + some : count; i < end; i++) work(i);
+    }
 }
 
 }  // namespace minifer

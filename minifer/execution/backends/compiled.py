@@ -40,8 +40,9 @@ class CompiledRunner(ModelRunner):
     """Steps in one call each; see above for those that are not.
 
     It keeps a second copy of the weights, in panels. Vectors are rounded to the model's dtype
-    where they meet a matrix, sums are float32 and never rounded, those of the logits included: so
-    `float32_logits` changes nothing in such a step. Use `compiled_runner` to make one.
+    where they meet a matrix (on a CPU without instructions for bfloat16 they stay float32). Sums
+    are float32 and never rounded, those of the logits included: so `float32_logits` changes
+    nothing in such a step. Use `compiled_runner` to make one.
     """
 
     def __init__(
