@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,25 +16,19 @@ from minifer.kv.manager import Allocation, KVCacheManager
 from minifer.kv.step_input import prepare
 from minifer.outputs import RequestGroup
 from minifer.request import Request
+from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
 
 # -- 4.1 slot mapping
 
 
 def engine_slots(tables, computed, new, block_size):
     """What the engine's own stage 2 would hand to the model."""
-    entries = []
+    plan = SchedulePlan(step=1)
     for table, start, count in zip(tables, computed, new, strict=True):
-        request = SimpleNamespace(
-            block_table=table,
-            token_ids=[0] * (start + count),
-            wants_prompt_logprobs=False,
-        )
-        entry = SimpleNamespace(
-            request=request, start=start, end=start + count, num_new=count
-        )
-        entry.allocation, entry.is_last_chunk = Allocation(), False
-        entries.append(entry)
-    return prepare(SimpleNamespace(scheduled=entries), block_size).slot_mapping
+        request = new_request("A", start + count + 1)  # one token is left for later
+        request.block_table = table
+        plan.scheduled.append(ScheduledRequest(request, start, count, Allocation()))
+    return prepare(plan, block_size).slot_mapping
 
 
 def check_slots(target, tables, computed, new, block_size):
