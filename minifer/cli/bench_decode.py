@@ -34,6 +34,7 @@ def add(benchmarks: Any) -> None:
             ("bench decode", "one request, 128 tokens of prompt, 64 answered"),
             ("bench decode --batch 1,16,64 --dtype bfloat16", "other batches"),
             ("bench decode --vs llamacpp,vllm --peer-python vllm=VENV/bin/python", "others, too"),
+            ("bench decode --backend compiled --vs minifer:torch,torch-compile", "other back ends"),
             ("bench decode --json r.json --plot r.png", "every number; the points on a roofline"),
             ("bench decode --ladder", "the ladder: all cells, the most telling first"),
             ("bench decode --ladder --rungs eager,mega --json r.json --resume", "what is missing"),

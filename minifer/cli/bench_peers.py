@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
 from minifer.cli.parser import Parser
-from minifer.config import ModelConfig
+from minifer.config import BACKENDS, EngineConfig, ModelConfig
 
 if TYPE_CHECKING:
     from minifer.perf.speed.benchmark import Engine
     from minifer.perf.speed.engines import Tasks
 
-PEERS = ("transformers", "llamacpp", "vllm")
+PEERS = ("transformers", "llamacpp", "vllm", "torch-compile")
+_OTHER_BACKEND = "minifer:"  # and its name
 MOST_STEP_TOKENS = 16_384  # of prompts in one step, unless an option asks for more
 
 
@@ -33,7 +34,8 @@ def add_peer_options(parser: Parser) -> None:
         action="extend",
         default=[],
         metavar="NAME,…",
-        help=f"compare with {', '.join(PEERS)}; who is not installed is skipped by name",
+        help=f"compare with {', '.join(PEERS)}, or with another of our back ends, as in "
+        "minifer:torch; who is not installed is skipped by name",
     )
     add(
         "--peer-python",
@@ -57,9 +59,10 @@ def add_peer_options(parser: Parser) -> None:
 
 def check_peers(arguments: argparse.Namespace) -> None:
     """Raises `ValueError` for others that nobody knows, or options of some that were not asked."""
-    unknown = [name for name in arguments.vs if name not in PEERS]
+    known = (*PEERS, *(_OTHER_BACKEND + backend for backend in BACKENDS))
+    unknown = [name for name in arguments.vs if name not in known]
     if unknown:
-        raise ValueError(f"--vs must be of {', '.join(PEERS)}, got {unknown[0]!r}")
+        raise ValueError(f"--vs must be of {', '.join(known)}, got {unknown[0]!r}")
     for option in ("peer_python", "peer_options"):
         for name, _ in getattr(arguments, option):
             if name not in arguments.vs:
@@ -93,19 +96,18 @@ def elsewhere(
         engines[WITHOUT] = Elsewhere(
             "minifer", {**ours, "options": slow}, timeout=arguments.timeout
         )
-    pythons, own = dict(arguments.peer_python), dict(arguments.peer_options)
+    pythons = dict(arguments.peer_python)
     skipped: dict[str, str] = {}
     for name in dict.fromkeys(arguments.vs):
         try:
-            if name == "transformers" and not _of_one_length(tasks):
-                raise ValueError("its generate takes requests of one length")
-            model = _model_of(name, arguments)
-            peer = Elsewhere(
-                name,
-                {**job, "model": str(model), "options": own.get(name, {})},
-                pythons.get(name),
-                arguments.timeout,
-            )
+            own = _own_options(name, arguments, plain)
+            if name.startswith(_OTHER_BACKEND):
+                kind, theirs = "minifer", {**ours, "options": own}
+            else:
+                _check_tasks(name, tasks)
+                model = str(_model_of(name, arguments))
+                kind, theirs = name, {**job, "model": model, "options": own}
+            peer = Elsewhere(kind, theirs, pythons.get(name), arguments.timeout)
             peer.probe()
             engines[name] = peer
         except (ValueError, WorkerError) as error:
@@ -134,11 +136,31 @@ def _job(config: ModelConfig, tasks: Tasks, dtype: str, threads: int) -> dict[st
     }
 
 
-def _of_one_length(tasks: Tasks) -> bool:
-    """Is each task a batch of equal requests?"""
-    return all(
-        len({(len(ask.prompt), ask.max_tokens) for ask in task.asks}) == 1 for task in tasks(0)
+def _own_options(
+    name: str, arguments: argparse.Namespace, ours: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of a peer. Raises `ValueError` where it cannot multiply by these weights."""
+    own = dict(arguments.peer_options).get(name, {})
+    if name.startswith(_OTHER_BACKEND):
+        own = {**ours, "backend": name.removeprefix(_OTHER_BACKEND), **own}
+        EngineConfig.from_kwargs(**own)
+    elif name == "torch-compile":
+        own = {"quantize": ours.get("quantize", "none"), **own}
+        if own["quantize"] not in ("none", "file"):
+            raise ValueError(f"it has no weights of --quantize {own['quantize']}, none and file")
+    return own
+
+
+def _check_tasks(name: str, tasks: Tasks) -> None:
+    """Raises `ValueError` for tasks that a peer does not take."""
+    asked = tasks(0)
+    one_length = all(
+        len({(len(ask.prompt), ask.max_tokens) for ask in task.asks}) == 1 for task in asked
     )
+    if name == "transformers" and not one_length:
+        raise ValueError("its generate takes requests of one length")
+    if name == "torch-compile" and {task.kind for task in asked} != {"decode"}:
+        raise ValueError("it compiles decode steps alone: bench decode")
 
 
 def _model_of(peer: str, arguments: argparse.Namespace) -> Path:

@@ -52,7 +52,8 @@ cells = [
     for c in job["cells"]
 ]
 print(json.dumps({"engine": "vllm", "versions": {"vllm": "9"}, "dtype": job["dtype"],
-                  "config": job["options"], "load_seconds": 2.0, "cells": cells}))
+                  "config": job["options"], "load_seconds": 2.0, "compile_seconds": 1.5,
+                  "cells": cells}))
 """
 
 
@@ -144,8 +145,11 @@ def test_others_answer_the_same_and_who_cannot_is_named(tmp_path: Path, capsys: 
     ratio = result["details"]["versus"]["vllm"]["decode 2 × 9"]
     assert ratio["median"] == pytest.approx(ours / theirs)
     assert result["details"]["engines"]["vllm"]["config"] == {"enforce_eager": True}
+    compiling = result["arms"]["vllm"]["compile_seconds"]
+    assert (compiling["values"], compiling["unit"]) == ([1.5], "s")
     assert "GGUF" in result["details"]["skipped"]["llamacpp"]
     printed = capsys.readouterr()
+    assert "loaded in 2.0 s, 1.5 s of it compiling" in printed.out
     assert "vllm, decode 2 × 9" in printed.out and "llamacpp is left out" in printed.out
     assert "llamacpp is skipped" in printed.err
 
@@ -155,6 +159,38 @@ def test_transformers_is_not_asked_for_mixed_lengths(tmp_path: Path) -> None:
     result = bench("throughput", *options, out=tmp_path / "r.json")
     why = "its generate takes requests of one length"
     assert result["details"]["skipped"] == {"transformers": why}
+
+
+def test_another_of_our_back_ends_takes_turns_with_the_one_asked_for(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    options = ["--context", "9", "--tokens", "4", "--dtype", "float32", "--block-size", "8"]
+    options += ["--vs", "minifer:torch,minifer:triton", "--quantize", "int8", "--no-quality"]
+    options += ["--peer-options", 'minifer:torch={"quantize": "none"}']
+    result = bench("decode", *options, out=tmp_path / "r.json")
+    assert result["order"][:2] == ["minifer", "minifer:torch"]
+    other = result["details"]["engines"]["minifer:torch"]["config"]
+    assert (other["backend"], other["quantize"], other["block_size"]) == ("torch", "none", "8")
+    assert result["details"]["engines"]["minifer"]["config"]["quantize"] == "int8"
+    assert result["details"]["versus"]["minifer:torch"]["decode 1 × 9"]["median"] > 0
+    why = result["details"]["skipped"]["minifer:triton"]
+    assert "quantize must be none with backend=triton" in why
+    assert "minifer:triton is skipped: quantize must" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("prefill --context 9", "it compiles decode steps alone: bench decode"),
+        ("throughput --num-prompts 2 --output-len 3", "it compiles decode steps alone"),
+        ("decode --tokens 3 --quantize int4 --no-quality", "no weights of --quantize int4"),
+    ],
+)
+def test_torch_compile_is_not_asked_for_what_it_has_not(
+    tmp_path: Path, command: str, why: str
+) -> None:
+    result = bench(*command.split(), "--vs", "torch-compile", out=tmp_path / "r.json")
+    assert why in result["details"]["skipped"]["torch-compile"]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +251,10 @@ def test_what_smaller_weights_cost_stands_beside_their_speed(tmp_path: Path, cap
         ("decode --tokens 1", "--tokens must be at least 2, got 1"),
         ("decode --batch one", "must be numbers such as 1,4,16, got 'one'"),
         ("decode --context 99999", "--context and --tokens must fit"),
-        ("decode --vs ollama", "--vs must be of transformers, llamacpp, vllm, got 'ollama'"),
+        ("decode --vs ollama", "vllm, torch-compile, minifer:torch"),
+        ("decode --vs ollama", "got 'ollama'"),
+        ("decode --vs minifer:jax", "got 'minifer:jax'"),
+        ("decode --peer-options minifer:torch={}", "minifer:torch=… needs --vs minifer:torch"),
         ("decode --peer-python vllm=x", "--peer-python vllm=… needs --vs vllm"),
         ("decode --vs vllm --peer-python vllm", "must be NAME=FILE"),
         ("decode --vs vllm --peer-options vllm=3", "must be NAME=JSON"),
@@ -224,6 +263,7 @@ def test_what_smaller_weights_cost_stands_beside_their_speed(tmp_path: Path, cap
         ("decode --threads 0", "--threads must be at least 1, got 0"),
         ("decode --json no/such/r.json", "--json: there is no folder no/such"),
         ("decode --plot r.pdf", "--plot must end in .png or .svg"),
+        ("decode --prompt-file no/such", "--prompt-file no/such cannot be read: No such file"),
         ("decode --dtype int4", "--dtype"),
         ("decode --model no-such-model", "no-such-model"),
         ("prefill --shared-prefix 0", "--shared-prefix must be at least 1, got 0"),

@@ -17,7 +17,7 @@ from minifer.config import ModelConfig
 from minifer.perf.bench import BenchmarkResult, Summary, run_benchmark
 from minifer.perf.devices import Device
 from minifer.perf.speed.ceilings import PRODUCT, READ, Ceilings
-from minifer.perf.speed.engines import Answers, Tasks
+from minifer.perf.speed.engines import PROCESS, Answers, Tasks
 from minifer.perf.speed.measures import UNITS, Task, measures, step_intensity
 from minifer.perf.speed.stamps import same_beginning
 from minifer.perf.speed.worker import WorkerError
@@ -76,7 +76,7 @@ def measure_speed(
     arms[READ], arms[PRODUCT] = ceilings.read, ceilings.product
     units = {f"{t.name}: {metric}": unit for t in tasks(0) for metric, unit in UNITS.items()}
     units |= {metric: UNITS[metric] for metric in ("bytes_per_second", "flops_per_second")}
-    units["same_size_bytes_per_second"] = "B/s"
+    units |= {"same_size_bytes_per_second": "B/s", **PROCESS}
     result = run_benchmark(name, arms, runs=runs, warmup=warmup, units=units, settings=settings)
     gone = set(kept.failed)
     result = replace(
@@ -117,7 +117,7 @@ def _turn(
         return dict.fromkeys(_promised(engine, kept), 0.0)
     if engine == OURS and answers.traffic is not None:
         ceilings.expect(int(answers.traffic.weights))
-    for metric in ("load_seconds", "peak_rss_bytes"):
+    for metric in PROCESS:
         if (value := answers.about.get(metric)) is not None:
             out[metric] = float(value)
     kept.answers[engine] = replace(answers, about={**answers.about, "metrics": sorted(out)})

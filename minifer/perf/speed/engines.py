@@ -19,7 +19,7 @@ Tasks = Callable[[int], Sequence[Task]]
 
 @dataclass(frozen=True)
 class Answers:
-    """runs: by task. about: dtype, config, versions, load_seconds, peak_rss_bytes, as known."""
+    """runs: by task. about: dtype, config, versions and the numbers of `PROCESS`, as known."""
 
     runs: Mapping[str, Run]
     traffic: Traffic | None = None
@@ -94,6 +94,8 @@ class Elsewhere:
         return worker.ask(command, job, timeout=self.timeout, environment=environment)
 
 
-_ABOUT = ("dtype", "config", "versions", "load_seconds", "peak_rss_bytes")
+# What a process tells of itself as a whole, and the units.
+PROCESS = {"load_seconds": "s", "compile_seconds": "s", "peak_rss_bytes": "B"}
+_ABOUT = ("dtype", "config", "versions", *PROCESS)
 
-__all__ = ["Answers", "Elsewhere", "Here", "Tasks", "WorkerError"]
+__all__ = ["PROCESS", "Answers", "Elsewhere", "Here", "Tasks", "WorkerError"]

@@ -70,8 +70,8 @@ def _how(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the speeds are."""
     if any(row["kind"] == "decode" for row in rows):
         return [
-            "tokens/s: of all requests, from the last first token to the first last one; MBU: of the "
-            "best reading of all rounds, and of the reading of the same round"
+            "tokens/s: of all requests, from the last first token to the first last one; MBU: of "
+            "the best reading of all rounds, and of the reading of the same round"
         ]
     return []
 
@@ -154,7 +154,9 @@ def _about(about: Mapping[str, Any]) -> str:
     parts = [f"{name} {number}" for name, number in about["versions"].items()]
     parts.append(f"weights and numbers: {about['dtype']}")
     if about.get("load_seconds") is not None:
-        parts.append(f"loaded in {about['load_seconds']:.1f} s")
+        compiled = about.get("compile_seconds")
+        of_it = "" if compiled is None else f", {compiled:.1f} s of it compiling"
+        parts.append(f"loaded in {about['load_seconds']:.1f} s{of_it}")
     if about.get("peak_rss_bytes") is not None:
         parts.append(f"at most {about['peak_rss_bytes'] / _GIB:.2f} GiB")
     return "; ".join([", ".join(parts), _value(about.get("config") or {})])

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ENGINES = ("minifer", "transformers", "llamacpp", "vllm")
+ENGINES = ("minifer", "transformers", "llamacpp", "vllm", "torch-compile")
 FOLDER = Path(__file__).parent / "peers"
 # What our own command line sets for itself (minifer/cli/__init__.py) is not for others.
 _OURS = {"GOMP_SPINCOUNT": "1000", "TRITON_INTERPRET": "1"}

@@ -16,12 +16,13 @@ and to fill caches of code, then for the record. Greedy, and no token ends a req
 The answer, on standard output (whatever the engine prints there goes to standard error)::
 
     {"engine": "vllm", "versions": {…}, "dtype": "…", "config": {…}, "load_seconds": 1.2,
-     "peak_rss_bytes": N,
+     "compile_seconds": 0.9, "peak_rss_bytes": N,
      "cells": [{"name": "…", "started": t, "stamps": [[t, …], …], "tokens": [[ids], …] or null,
                 "extra": {…}}, …]}
 
 `started` is read just before the requests are handed over, a stamp when a token of a request is
 there, both from one clock in seconds: what a speed is made of is decided elsewhere, alike for all.
+`compile_seconds` is told by engines that know it, and is part of `load_seconds`.
 An answer that holds {"missing": "why"} says that the engine is not installed here.
 """
 
@@ -49,7 +50,7 @@ def main() -> None:
 
 def ask(engine: str, job: dict[str, Any]) -> dict[str, Any]:
     try:
-        peer = importlib.import_module(engine + "_peer")
+        peer = importlib.import_module(engine.replace("-", "_") + "_peer")
         versions = peer.versions()
     except ImportError as error:
         return {"missing": str(error)}
@@ -59,6 +60,8 @@ def ask(engine: str, job: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     running = peer.Peer(job)
     answer["load_seconds"] = time.perf_counter() - started
+    if hasattr(running, "compile_seconds"):
+        answer["compile_seconds"] = running.compile_seconds
     answer["cells"] = [measure(running, cell, job["warmup_tokens"]) for cell in job["cells"]]
     answer.update(dtype=running.dtype, config=running.config, peak_rss_bytes=peak_rss())
     return answer
