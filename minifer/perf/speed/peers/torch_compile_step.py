@@ -6,7 +6,7 @@ T tokens, B requests, D width, H query heads, K KV heads, C head dim, S length o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,10 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """One step of B requests that are equally long. Raises `ValueError` for other models."""
 
+    layers: Iterable[Layer]
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, folder: Path, dtype: torch.dtype, quantize: str = "none") -> None:
         super().__init__()
         config, weights = read_config(folder), read_weights(folder, quantize)
@@ -167,7 +171,7 @@ class Decoder(nn.Module):
         table = "model.embed_tokens.weight"
         tied = config.get("tie_word_embeddings", False)
         self.table = _kept(weights[table].to(dtype))
-        self.layers = nn.ModuleList(
+        self.layers = nn.ModuleList(  # type: ignore[assignment]
             Layer(weights, dtype, config, i) for i in range(config["num_hidden_layers"])
         )
         self.norm = _kept(weights["model.norm.weight"].to(dtype))
