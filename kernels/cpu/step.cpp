@@ -14,8 +14,9 @@
 // and once a step, 7: the head. Its largest logit is found where it is computed: a greedy step
 // writes no logits.
 //
-// The residual stream x and all sums are float32. What meets a matrix is rounded to the model's
-// type where the CPU multiplies that type; what meets codes is rounded to 16-bit integers there.
+// The residual stream x and all sums are float32. In a bfloat16 model what meets a matrix is rounded
+// to bfloat16, and what meets codes to integers of 16 bits; on a CPU that multiplies neither it stays
+// float32.
 //
 //   abi.h        the structures that Python hands over
 //   lanes.h      sixteen numbers at a time
@@ -68,7 +69,7 @@ public:
 
     void work(int thread) {
         Local& local = locals[thread];
-        for (int r = thread; r < rows; r += threads) begin(r);
+        for (int r = thread; r < rows; r += threads) begin(r, local);
         barrier.wait();
         for (int i = 0; i < m.layers; i++) layer(m.layer[i], local);
         head(local);
@@ -112,14 +113,16 @@ private:
     // What one thread keeps for itself.
     struct Local {
         int thread;
-        double since;           // when the last phase ended
-        int counter = 0;        // of the next phase that is shared out
-        Vectors<T> few;         // norms of a few rows: cheaper made by each thread than waited for
-        std::vector<T> panel;   // two panels of codes, multiplied out
-        Beside<T> bytes;        // what codes are multiplied by
-        std::vector<Vector<T>> in;
+        double since;              // when the last phase ended
+        int counter = 0;           // of the next phase that is shared out
+        std::vector<float> token;  // a row of the head
+        Vectors<T> few;            // norms of a few rows: cheaper made by each thread than waited for
+        std::vector<T> panel;      // two panels of codes, multiplied out
+        Beside<T> bytes;           // what codes are multiplied by, of a few rows
+        std::vector<Vector<T>> in;  // what the next matrix meets
 
         Local(Run& run, int thread) : thread(thread), since(now()) {
+            token.resize(run.m.head.columns);
             if (run.rows <= FEW) few.reserve(run.rows, run.m.width);
             panel.resize(size_t(2) * run.widest() * LANES);
             if (run.rows <= FEW || run.s.num_logits <= FEW) bytes.reserve(FEW, run.widest());
@@ -128,11 +131,11 @@ private:
     };
 
     // Look the token up, and find the angles of its position.
-    void begin(int r) {
+    void begin(int r, Local& local) {
         if (s.tokens) {
-            std::vector<float> row(m.head.columns);
-            row_of(m.head.kind, m.head.data, s.tokens[r], m.head.columns, row.data());
-            std::copy_n(row.data(), m.width, s.x + size_t(r) * m.width);
+            float* row = local.token.data();
+            row_of(m.head.kind, m.head.data, s.tokens[r], m.head.columns, row);
+            std::copy_n(row, m.width, s.x + size_t(r) * m.width);
         }
         heads.find_angles(r);
     }
@@ -244,13 +247,12 @@ private:
         int items = (panels + each - 1) / each;
         share(items, local.thread, threads, counters[local.counter++], [&](int item) {
             int first = item * each;
-            auto one = [&](int row, f32x16 (&sums)[1]) { out(row, first, sums[0]); };
-            auto two = [&](int row, f32x16 (&sums)[2]) {
-                out(row, first, sums[0]);
-                out(row, first + 1, sums[1]);
+            auto use = [&](int row, auto& sums) {
+                int panel = first;
+                for (f32x16 sum : sums) out(row, panel++, sum);
             };
-            if (each == 2 && first + 1 < panels) some<2>(w, first, local, two);
-            else some<1>(w, first, local, one);
+            if (each == 2 && first + 1 < panels) product<2>(w, first, local, use);
+            else product<1>(w, first, local, use);
         });
     }
 
@@ -261,10 +263,10 @@ private:
             auto use = [&](int row, f32x16 (&sums)[2]) {
                 store(hidden.row(row) + pair * LANES, silu(sums[0]) * sums[1]);
             };
-            if (pairs) return some<2>(w, 2 * pair, local, use);
+            if (pairs) return product<2>(w, 2 * pair, local, use);
             f32x16 gates[SOME];
-            some<1>(w, 2 * pair, local, [&](int row, f32x16 (&sums)[1]) { gates[row] = sums[0]; });
-            some<1>(w, 2 * pair + 1, local, [&](int row, f32x16 (&sums)[1]) {
+            product<1>(w, 2 * pair, local, [&](int row, f32x16 (&sums)[1]) { gates[row] = sums[0]; });
+            product<1>(w, 2 * pair + 1, local, [&](int row, f32x16 (&sums)[1]) {
                 f32x16 both[2] = {gates[row], sums[0]};
                 use(row, both);
             });
@@ -273,7 +275,7 @@ private:
 
     // Calls out(row, P · sixteen sums): panels first … first + P − 1, all rows of `local.in`.
     template <int P, class Out>
-    void some(const Matrix& w, int first, Local& local, Out out) {
+    void product(const Matrix& w, int first, Local& local, Out out) {
         int kind = w.kind, count = int(local.in.size());
         int64_t bytes = panel_bytes(kind, w.columns);
         const char* data = w.data + first * bytes;
@@ -290,7 +292,7 @@ private:
         f32x16 bias[P] = {};
         for (int p = 0; p < P && w.bias; p++) bias[p] = load(w.bias + (first + p) * LANES);
         int r = 0;
-        auto meet = [&](auto many) {
+        auto take = [&](auto many) {
             constexpr int B = decltype(many)::value;
             for (; count - r >= B; r += B) {
                 f32x16 acc[P][B] = {};
@@ -302,10 +304,10 @@ private:
                 }
             }
         };
-        meet(std::integral_constant<int, 8>{});
-        meet(std::integral_constant<int, 4>{});
-        meet(std::integral_constant<int, 2>{});
-        meet(std::integral_constant<int, 1>{});
+        take(std::integral_constant<int, 8>{});
+        take(std::integral_constant<int, 4>{});
+        take(std::integral_constant<int, 2>{});
+        take(std::integral_constant<int, 1>{});
     }
 
     static void put(float* to, int panel, int width, f32x16 out) {
