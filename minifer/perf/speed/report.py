@@ -68,12 +68,16 @@ def table(report: SpeedReport) -> str:
 
 def _how(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the speeds are."""
+    lines = []
     if any(row["kind"] == "decode" for row in rows):
-        return [
-            "tokens/s: of all requests, from the last first token to the first last one; MBU: of "
-            "the best reading of all rounds, and of the reading of the same round"
+        lines += [
+            "tokens/s: of all requests, from the last first token to the first last one",
+            "MBU: bytes of weights and KV a second, of the best reading of all rounds; beside it, "
+            "of what the same round read",
         ]
-    return []
+    if any(row.get("mfu") is not None for row in rows):
+        lines.append("MFU: FLOPs of the products a second, of what the machine multiplies at best")
+    return lines
 
 
 def _speeds(report: SpeedReport) -> list[tuple[str, ...]]:
