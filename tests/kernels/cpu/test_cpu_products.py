@@ -126,6 +126,23 @@ def test_an_entry_that_dwarfs_all_others_costs_16_bits_of_itself(kind: str, outl
         assert bool((error <= outlier * 2.0**-16 * exact.abs().sum(1)).all())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 3, 9, 40])
+@pytest.mark.parametrize("kind", ["4 bits", "8 bits"])
+def test_a_vector_that_is_no_number_meets_codes_as_such(kind: str, count: int, dtype: str) -> None:
+    """Integers know neither NaN nor infinity: its row is NaN, and its neighbours are as before."""
+    step = product_step(KINDS[kind][0](matrix(40, 128)), torch.ones(128), DTYPES[dtype])
+    x = signs(count, 128)
+    clean = step.logits(product_rows(x))
+    for bad in (float("nan"), float("inf")):
+        broken = x.clone()
+        broken[count // 2, 77] = bad
+        logits = step.logits(product_rows(broken))
+        assert logits[count // 2].isnan().all()
+        others = [row for row in range(count) if row != count // 2]
+        assert torch.equal(logits[others], clean[others])
+
+
 def test_float32_panels_and_bfloat16_vectors_are_refused() -> None:
     with pytest.raises(ValueError, match="bfloat16 vectors meet no float32 panels"):
         product_step(matrix(40, 64), torch.ones(64), torch.bfloat16)
