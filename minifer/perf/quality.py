@@ -217,7 +217,8 @@ def weight_errors(model: Any, reference: Any, packed: bool = True) -> Iterator[W
         for held, truth in pairs:
             for values in _slices(held, truth, packs):
                 for i, value in enumerate(values):
-                    sums[i] += float(value.double().square().sum())
+                    value = value.detach().double()
+                    sums[i] += float(value.square().sum())
                     most[i] = max(most[i], float(value.abs().max()))
         rms = [math.sqrt(part / sums[0]) for part in sums[1:]]
         greatest = [part / most[0] for part in most[1:]]

@@ -119,7 +119,7 @@ def test_weight_errors_are_those_of_the_definition(reference, int8):
     for kind, pattern in names.items():
         truth, held = [], []
         for name in sorted({pattern.format(i) for i in range(2)}):
-            truth.append(reference.model.get_parameter(name).double().flatten())
+            truth.append(reference.model.get_parameter(name).detach().double().flatten())
             held.append(int8.model.get_submodule(name).dequantize(torch.float64).flatten())
         w, e = torch.cat(truth), torch.cat(held) - torch.cat(truth)
         found = errors[kind]
