@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as Fn
 from lone_ops import C, D, H, K, Lone, P, V, assert_sum, random_tensor, wait_alone
-from tiny_steps import NARROW, TABLES, shape, tiny_step
+from tiny_steps import NARROW, ROUNDING, TABLES, shape, tiny_step
 
 from minifer.execution.noise import vocabulary_noise
 from minifer.kernels.mega.isa import Instruction, Op
@@ -253,7 +253,7 @@ def test_a_step_is_the_models(batch, requests, splits):
     step = tiny_step(one_program(batch, splits), requests, config=NARROW)
     step.megakernel.launch()
     step.megakernel.check()
-    assert step.error() < 1e-5
+    assert step.error() < ROUNDING
     assert step.tokens_are_right()
     assert torch.equal(step.megakernel.logits[requests:], torch.zeros(batch - requests, 256))
 
@@ -272,7 +272,7 @@ def test_a_gpus_tiles_and_prefetches_change_nothing(batch, tiles):
     options = MegakernelOptions(prefetch_bytes=4096, prefetch_registers=True)
     step = tiny_step(one_program(batch), 1, options, config=NARROW, tiles=tiles)
     step.megakernel.launch()
-    assert step.error() < 1e-5
+    assert step.error() < ROUNDING
 
 
 def test_steps_follow_each_other_without_the_host():
