@@ -14,7 +14,7 @@ from minifer.perf.speed import worker
 from minifer.perf.speed.cells import Cell
 from minifer.perf.speed.engines import Elsewhere
 from minifer.perf.speed.measures import Task
-from minifer.perf.speed.peers import torch_compile_peer
+from minifer.perf.speed.peers import torch_compile_peer, torch_compile_step
 from minifer.perf.speed.peers.torch_compile_step import Decoder, Product, read_config, read_weights
 from minifer.weights.quantized import quantize
 from minifer.weights.resolve import resolve_model
@@ -38,7 +38,12 @@ def replies_of_transformers(folder: Path, prompts: list[list[int]], count: int) 
     return ids[:, len(prompts[0]) :].tolist()
 
 
-def test_the_step_answers_as_transformers_does(folder: Path) -> None:
+@pytest.mark.parametrize("few", [0, 9])
+def test_the_step_answers_as_transformers_does(
+    folder: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With both forms of attention."""
+    monkeypatch.setattr(torch_compile_step, "FEW", few)
     decoder = Decoder(folder, torch.float32)
     # What an earlier answer left behind the prompt must not be seen.
     keys, values = ([t.fill_(9.0) for t in decoder.cache(3, 64)] for _ in "kv")
