@@ -29,8 +29,8 @@ CONFIG = tiny_config(
 NARROW = dataclasses.replace(CONFIG, num_heads=2, num_kv_heads=1)  # fewer instructions
 BLOCK_SIZE = 4
 PROMPTS = ([5, 17, 3, 200, 31, 8, 77], [9, 41], [250, 1, 1, 66, 12])
-# What float32 may leave of a logit's |Δ| against float64. In which order numpy's library sums a tile
-# differs from CPU to CPU: 0.7 to 1.4e-5 were seen. A mutant's wrong instruction leaves over 1e-3.
+# What float32 may leave of a logit's |Δ| against float64. In which order numpy sums a tile
+# differs from CPU to CPU: 0.7e-5 to 1.4e-5 were seen on one, less than 1e-5 on another.
 ROUNDING = 5e-5
 TABLES = ([6, 2, 9], [3, 0, 11], [1, 7, 4])  # blocks of each prompt, room for 12 tokens
 
