@@ -104,7 +104,8 @@ class Peer:
         fits = [(B, S) for B, S in self._graphs if batch == B and length <= S]
         step, keys, values = self._graphs[min(fits)]
         ids = torch.tensor([r["prompt"] for r in requests])
-        tokens, arrived = [], []
+        tokens: list[list[int]] = []
+        arrived: list[float] = []
         unguarded = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
         with torch.inference_mode(), unguarded:
             positions = [torch.tensor([at]) for at in range(ids.shape[1], length - 1)]
