@@ -159,10 +159,6 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """One step of B requests that are equally long. Raises `ValueError` for other models."""
 
-    layers: Any  # of `Layer`
-    cos: Tensor
-    sin: Tensor
-
     layers: Iterable[Layer]
     cos: Tensor
     sin: Tensor
