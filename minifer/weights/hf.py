@@ -74,7 +74,7 @@ def load_hf_quantized(
     """`load_hf` on the CPU with codes for matrices; the last is what to tell the user.
 
     mode: "int8" and "int4" quantise each tensor when it is read; "file" takes the codes that
-    `minifer pull` kept beside the converted weights. Raises `ValueError` as `load_hf` and
+    `minifer pull` kept below the converted weights. Raises `ValueError` as `load_hf` and
     `load_quantized` do, and for "file" where there are no codes.
     """
     folder = Path(path)
