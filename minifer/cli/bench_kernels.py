@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from minifer.cli import session
-from minifer.cli.bench_ladder import check_folder, choose_device
+from minifer.cli.bench_ladder import choose_device
+from minifer.cli.output_files import check_output
 from minifer.cli.parser import add_command
 
 
@@ -47,7 +48,7 @@ def add(benchmarks: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check_folder(arguments.out)
+    check_output("--out", arguments.out)
     device = choose_device(arguments.device)
     on_gpu = device.type == "cuda"
     model = arguments.model or ("llama-1b" if on_gpu else "minifer-tiny")

@@ -6,10 +6,10 @@ import argparse
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from minifer.cli import session
+from minifer.cli.output_files import check_output
 from minifer.cli.parser import Parser
 from minifer.kernels.mode import prepare
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--{name} must be above 0, got {getattr(arguments, name)}")
     if arguments.resume and arguments.json is None:
         raise ValueError("--resume needs --json (or --out): the file to go on with")
-    check_folder(arguments.json)
+    check_output("--json", arguments.json)
     unknown = [name for name in arguments.rungs or () if name not in RUNGS]
     if unknown:
         raise ValueError(f"--rungs must be of {', '.join(RUNGS)}, got {unknown[0]!r}")
@@ -93,12 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _LOST
     print(table(ladder))
     return 0
-
-
-def check_folder(out: Path | None) -> None:
-    """Raises `ValueError` before anything runs, if its result could not be written."""
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ValueError(f"--out: there is no folder {out.parent}, make it first")
 
 
 def choose_device(name: str) -> Any:

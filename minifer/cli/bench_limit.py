@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from minifer.cli import session
-from minifer.cli.bench_ladder import check_folder, choose_device, integers
+from minifer.cli.bench_ladder import choose_device, integers
+from minifer.cli.output_files import PICTURES, check_output, save_figure
 from minifer.cli.parser import add_command
-
-_PICTURES = (".png", ".svg")
 
 
 def add(benchmarks: Any) -> None:
@@ -122,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
             from minifer.course.pictures.roofline import limit_figure
 
             figure = limit_figure(report.here, report.groups, report.operations, points)
-            figure.savefig(out, dpi=150, metadata={} if out.suffix == ".png" else {"Date": None})
+            save_figure(figure, out)
     return 0
 
 
@@ -157,11 +156,4 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.dtype is not None and arguments.dtype not in DTYPES[1:]:
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES[1:])}, got {arguments.dtype!r}")
     for out in arguments.out:
-        check_folder(out)
-        if out.suffix not in (".json", *_PICTURES):
-            raise ValueError(f"--out must end in .json, .png or .svg, got {out}")
-        if out.suffix in _PICTURES:
-            import importlib.util
-
-            if importlib.util.find_spec("matplotlib") is None:
-                raise ValueError(f'--out {out} needs matplotlib: pip install "minifer[course]"')
+        check_output("--out", out, (".json", *PICTURES))

@@ -84,7 +84,6 @@ def _shared(arguments: argparse.Namespace) -> int:
     if given.get("enable_prefix_caching") is False:
         raise ValueError("--shared-prefix needs the prefix cache, got --no-enable-prefix-caching")
     from minifer.perf.speed.prefix import TAIL, measure_prefix, prefix_lines
-    from minifer.perf.speed.report import header
     from minifer.perf.speed.session import Session
     from minifer.weights.resolve import read_config
 
@@ -118,7 +117,7 @@ def _shared(arguments: argparse.Namespace) -> int:
         settings=settings,
     )
     asked.close()
-    print("\n".join([*header(result), "", *prefix_lines(result)]))
+    print("\n".join([*result.header(), "", *prefix_lines(result)]))
     if arguments.json is not None:
         result.write(arguments.json)
     return 0

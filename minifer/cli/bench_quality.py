@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
+from minifer.cli.output_files import check_output
 from minifer.cli.parser import add_command, add_model_option
 from minifer.config import QUANTIZE, EngineConfig
 
@@ -139,5 +140,4 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--tokens must be at least 2, got {arguments.tokens}")
     if arguments.threads is not None and arguments.threads < 1:
         raise ValueError(f"--threads must be at least 1, got {arguments.threads}")
-    if arguments.json and not arguments.json.absolute().parent.is_dir():
-        raise ValueError(f"--json: there is no folder {arguments.json.parent}, make it first")
+    check_output("--json", arguments.json)

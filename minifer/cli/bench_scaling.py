@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from minifer.cli import session
-from minifer.cli.bench_ladder import check_folder, integers
+from minifer.cli.bench_ladder import integers
+from minifer.cli.output_files import PICTURES, check_output
 from minifer.cli.parser import add_command, add_engine_options, add_model_option, engine_fields
 
-_PICTURES = (".png", ".svg", ".pdf")
 # What a sweep sets by itself.
 _OWN = ("num_kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
@@ -114,15 +114,5 @@ def _check(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
         if name in options:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} is what a sweep sets by itself, leave it out")
-    for out in (arguments.json, arguments.plot):
-        if out is not None:
-            check_folder(out)
-    if arguments.plot and arguments.plot.suffix not in _PICTURES:
-        raise ValueError(f"--plot must end in .png, .svg or .pdf, got {arguments.plot}")
-    if arguments.plot:
-        import importlib.util
-
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError(
-                f'--plot {arguments.plot} needs matplotlib: pip install "minifer[course]"'
-            )
+    check_output("--json", arguments.json)
+    check_output("--plot", arguments.plot, PICTURES)

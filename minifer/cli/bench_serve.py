@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
+from minifer.cli.output_files import PICTURES, check_output
 from minifer.cli.parser import Parser, add_command, add_engine_options, engine_fields
 from minifer.cli.serve import KEY_VARIABLE
 from minifer.config import EngineConfig
@@ -191,11 +191,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} has no place here: {why}")
     if arguments.burstiness is not None and arguments.request_rate is None:
         raise ValueError("--burstiness needs --request-rate: a closed loop has no arrivals")
-    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
-        raise RuntimeError('--plot needs matplotlib: pip install "minifer[course]"')
-    for option, file in (("--out", arguments.out), ("--plot", arguments.plot)):
-        if file and not Path(file).absolute().parent.is_dir():
-            raise ValueError(f"{option}: there is no folder {Path(file).parent}, make it first")
+    check_output("--out", arguments.out)
+    check_output("--plot", arguments.plot, PICTURES)
 
 
 def _fill_in(arguments: argparse.Namespace) -> None:

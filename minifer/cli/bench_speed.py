@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from minifer.cli.bench_peers import (
     elsewhere,
     without_speculation,
 )
+from minifer.cli.output_files import PICTURES, check_output, save_figure
 from minifer.cli.parser import Parser, add_engine_options, add_model_option, engine_fields
 from minifer.config import EngineConfig, ModelConfig
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from minifer.perf.speed.benchmark import Engine, SpeedReport
     from minifer.perf.speed.engines import Tasks
-
-_PICTURES = (".png", ".svg")
 
 
 def add_speed_options(parser: Parser, *, runs: int = 5) -> None:
@@ -52,20 +50,9 @@ def check_measurement(arguments: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     EngineConfig.from_kwargs(**engine_fields(arguments))
-    check_files(arguments.json, arguments.plot)
+    check_output("--json", arguments.json)
+    check_output("--plot", arguments.plot, PICTURES)
     check_peers(arguments)
-
-
-def check_files(out: Path | None, plot: Path | None) -> None:
-    """Raises `ValueError` before anything runs, if a result could not be written."""
-    for option, file in (("--json", out), ("--plot", plot)):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ValueError(f"{option}: there is no folder {file.parent}, make it first")
-    if plot is not None:
-        if plot.suffix not in _PICTURES:
-            raise ValueError(f"--plot must end in .png or .svg, got {plot}")
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError(f'--plot {plot} needs matplotlib: pip install "minifer[course]"')
 
 
 def set_threads(threads: int | None) -> int:
@@ -94,11 +81,11 @@ def run_speed(
     options = _engine_options(arguments, config, tasks, defaults)
     versus = bool(arguments.vs)
     engines, skipped = (
-        elsewhere(arguments, config, tasks, options, threads, *_numbers(options))
+        elsewhere(arguments, config, tasks, options, threads, *numbers(options))
         if versus
         else (_here(arguments, options), {})
     )
-    dtype, device = _numbers(options)
+    dtype, device = numbers(options)
     report = measure_speed(
         name,
         engines,
@@ -156,12 +143,7 @@ def write(arguments: argparse.Namespace, report: SpeedReport) -> None:
             measured=points,
             labels={point.name: point.name for point in points},
         )
-        save(figure, arguments.plot)
-
-
-def save(figure: Any, file: Path) -> None:
-    """The same bytes for the same figure."""
-    figure.savefig(file, dpi=150, metadata={} if file.suffix == ".png" else {"Date": None})
+        save_figure(figure, arguments.plot)
 
 
 def _engine_options(
@@ -191,7 +173,7 @@ def _engine_options(
     return {**options, **given}
 
 
-def _numbers(options: Mapping[str, Any]) -> tuple[str, str]:
+def numbers(options: Mapping[str, Any]) -> tuple[str, str]:
     """(dtype, device) that the engine will compute with."""
     import torch
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from minifer.cli import session
-from minifer.cli.bench_ladder import check_folder
+from minifer.cli.bench_speed import numbers
+from minifer.cli.output_files import PICTURES, check_output, save_figure
 from minifer.cli.parser import add_command, add_engine_options, add_model_option, engine_fields
 from minifer.config import BACKENDS, EngineConfig
 
@@ -30,6 +31,7 @@ def add(benchmarks: Any) -> None:
             ("bench startup", "the default model on the torch back end"),
             ("bench startup --backends torch,compiled", "two back ends in turns"),
             ("bench startup --cold", "also with the files out of the page cache"),
+            ("bench startup --json r.json --plot r.png", "every number; the stages as bars"),
         ],
         code=[
             ("minifer/perf/startup.py", "the arms"),
@@ -43,6 +45,7 @@ def add(benchmarks: Any) -> None:
     add("--prompt", default=PROMPT, metavar="TEXT", help=f"default: {PROMPT}")
     add("--runs", type=int, default=5, metavar="N", help="starts that count, an arm (default: 5)")
     add("--json", type=Path, metavar="FILE", help="write every number there")
+    add("--plot", type=Path, metavar="FILE", help="draw the stages: .png, .svg or .pdf")
     add_model_option(parser)
     add_engine_options(parser)
 
@@ -53,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("--backend is --backends here: bench startup compares several")
     if arguments.runs < 1:
         raise ValueError(f"--runs must be at least 1, got {arguments.runs}")
-    check_folder(arguments.json)
+    check_output("--json", arguments.json)
+    check_output("--plot", arguments.plot, PICTURES)
     for backend in arguments.backends:
         EngineConfig.from_kwargs(backend=backend, **options)
     if arguments.cold and not hasattr(os, "posix_fadvise"):
@@ -61,16 +65,19 @@ def run(arguments: argparse.Namespace) -> int:
     from minifer.perf.startup import measure_startup, table
     from minifer.weights.resolve import resolve_model
 
+    dtype, device = numbers(options)
     resolved = resolve_model(arguments.model)
     if resolved.notice:
         session.note(resolved.notice)
     settings = {
         "model": resolved.path.name,
+        "dtype": dtype,
+        "device": device,
         "backends": arguments.backends,
         "prompt": arguments.prompt,
         "page_cache": "warm, and files given up with posix_fadvise" if arguments.cold else "warm",
         "bytecode": "compiled in every process" if sys.dont_write_bytecode else "cached",
-        **{name: str(value) for name, value in options.items()},
+        "engine": {name: str(value) for name, value in options.items()},
     }
     if sys.dont_write_bytecode:
         session.note("PYTHONDONTWRITEBYTECODE is set: every start compiles its Python files anew")
@@ -86,6 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
     print(table(result))
     if arguments.json:
         result.write(arguments.json)
+    if arguments.plot:
+        from minifer.perf.startup_plot import figure
+
+        save_figure(figure(result), arguments.plot)
     return 0
 
 

@@ -117,13 +117,38 @@ class BenchmarkResult:
             ).rstrip()
             for row in rows
         ]
+        return "\n".join([*lines, "", *self.header()])
+
+    def header(self) -> list[str]:
+        """Machine, versions, commit and settings: what somebody needs to measure it again."""
+        machine, git = self.machine, self.git
+        commit = "no git"
+        if git is not None:
+            commit = git["commit"][:12] + (" (modified)" if git["modified"] else "")
+        memory = machine["memory_bytes"]
+        where = [
+            machine.get("accelerator") or machine["cpu"],
+            f"{machine['cores']} cores",
+            f"{memory / 2**30:.0f} GiB" if memory else "",
+            machine["os"],
+        ]
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
-        where = self.machine.get("accelerator") or self.machine["cpu"]
-        lines.append(
-            f"{self.runs} runs after {self.warmup} to warm up, arms in turns; {where}, "
-            f"{self.machine['cores']} cores, {self.machine['os']}; {versions}"
-        )
-        return "\n".join(lines)
+        settings = ", ".join(f"{key} {in_words(value)}" for key, value in self.settings.items())
+        return [
+            f"machine   {', '.join(part for part in where if part)}",
+            f"versions  {versions}; commit {commit}",
+            f"settings  {settings or 'none'}",
+            f"rounds    {self.runs}, after {self.warmup} that do not count; arms in turns",
+        ]
+
+
+def in_words(value: Any) -> str:
+    """A setting on one line: `a=1 b=2` of a mapping, `1,2` of a list."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={in_words(inner)}" for key, inner in value.items()) or "default"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(str, value))
+    return str(value)
 
 
 def run_benchmark(

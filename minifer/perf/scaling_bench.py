@@ -181,14 +181,7 @@ def table(report: ScalingReport) -> str:
             f"  {'larger':>9}{tails}  of the larger half",
             "",
         ]
-    lines += profile(report)
-    versions = ", ".join(f"{name} {number}" for name, number in report.result.versions.items())
-    machine = report.result.machine
-    lines.append(
-        f"best of {report.result.runs} rounds in turns; {machine['cpu']}, {machine['cores']} cores;"
-        f" {versions}"
-    )
-    return "\n".join(lines)
+    return "\n".join([*lines, *profile(report), "", *report.result.header()])
 
 
 def profile(report: ScalingReport) -> list[str]:

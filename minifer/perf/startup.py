@@ -182,15 +182,11 @@ def table(result: BenchmarkResult) -> str:
         lines.append(f"  {computed.median:7.3f} s ± {computed.iqr / 2:.3f}  computed, on all cores")
         megabytes = {name: metrics[name].median / 1e6 for name in metrics if name.endswith("bytes")}
         held = f"{megabytes['weight_bytes']:.0f} MB weights, {megabytes['kv_bytes']:.0f} MB KV"
+        lines.append(f"  {megabytes['kv_pool_bytes']:.0f} MB asked for as KV pool")
         if "memory_ratio" in metrics:
             lines.append(
                 f"  {megabytes['peak_bytes']:.0f} MB at most above the imports, "
                 f"{metrics['memory_ratio'].median:.2f} × ({held} written)"
             )
         lines.append("")
-    versions = ", ".join(f"{name} {number}" for name, number in result.versions.items())
-    lines.append(
-        f"medians of {result.runs} rounds in turns, a fresh process each; "
-        f"{result.machine['cpu']}, {result.machine['cores']} cores; {versions}"
-    )
-    return "\n".join(lines)
+    return "\n".join([*lines, *result.header()])

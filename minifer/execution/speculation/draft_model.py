@@ -10,6 +10,7 @@ costs nothing: a slot behind the accepted tokens is written again before it is r
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -77,13 +78,13 @@ class ModelProposer:
             logits = self._next_pass(step, guesses, place)
             guesses = [guess for guess in guesses if guess.count > place]
 
+    @abstractmethod
     def _first_pass(self, step: StepInput, guesses: Sequence[_Guess]) -> Tensor | Picked:
         """Logits [guesses, V] after the newest token of each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _next_pass(self, step: StepInput, guesses: Sequence[_Guess], place: int) -> Tensor | Picked:
         """Logits, after draft `place`, of those guesses that go on."""
-        raise NotImplementedError
 
     def _draw(self, logits: Tensor | Picked, guesses: Sequence[_Guess], drawn: int) -> list[int]:
         """The next draft of each guess; `drawn` of them are there already."""

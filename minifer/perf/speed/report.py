@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minifer.perf.bench import BenchmarkResult
+from minifer.perf.bench import in_words
 from minifer.perf.limit_bench import aligned
 from minifer.perf.speed.benchmark import OURS, SpeedReport
 from minifer.perf.speed.session import STAGES
@@ -13,43 +13,12 @@ from minifer.perf.speed.session import STAGES
 _GIB = 2.0**30
 
 
-def header(result: BenchmarkResult) -> list[str]:
-    """Machine, versions, commit and settings: what somebody needs to measure it again."""
-    machine, git = result.machine, result.git
-    commit = "no git"
-    if git is not None:
-        commit = git["commit"][:12] + (" (modified)" if git["modified"] else "")
-    memory = machine["memory_bytes"]
-    where = [
-        machine.get("accelerator") or machine["cpu"],
-        f"{machine['cores']} cores",
-        f"{memory / _GIB:.0f} GiB" if memory else "",
-        machine["os"],
-    ]
-    versions = ", ".join(f"{name} {number}" for name, number in result.versions.items())
-    settings = ", ".join(f"{key} {_value(value)}" for key, value in result.settings.items())
-    return [
-        f"machine   {', '.join(part for part in where if part)}",
-        f"versions  {versions}; commit {commit}",
-        f"settings  {settings}",
-        f"rounds    {result.runs}, after {result.warmup} that do not count; arms in turns",
-    ]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={_value(inner)}" for key, inner in value.items()) or "default"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ",".join(map(str, value))
-    return str(value)
-
-
 def table(report: SpeedReport) -> str:
     """Header, ceilings, a line a task, the stages of a step, then the others."""
     result, here = report.result, report.here
     read = result.details["read_bandwidth"]
     lines = [
-        *header(result),
+        *result.header(),
         "",
         f"{here.name}: reads {read['memory'] / 1e9:.1f} GB/s from memory"
         f" ({read['same_size'] / 1e9:.1f} of a buffer as large as the weights), multiplies "
@@ -163,7 +132,7 @@ def _about(about: Mapping[str, Any]) -> str:
         parts.append(f"loaded in {about['load_seconds']:.1f} s{of_it}")
     if about.get("peak_rss_bytes") is not None:
         parts.append(f"at most {about['peak_rss_bytes'] / _GIB:.2f} GiB")
-    return "; ".join([", ".join(parts), _value(about.get("config") or {})])
+    return "; ".join([", ".join(parts), in_words(about.get("config") or {})])
 
 
 def _milliseconds(seconds: float | None) -> str:

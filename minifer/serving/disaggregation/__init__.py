@@ -1,0 +1,1 @@
+"""Prefill here, decode there: KV blocks handed from one engine to another."""

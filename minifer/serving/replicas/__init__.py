@@ -1,0 +1,1 @@
+"""Several engines behind one address: processes, health, routing."""
