@@ -1,6 +1,6 @@
 """What happened to a token: one stream of records that every stage writes.
 
-The microscope, the timeline, the simulator and the router read the same stream. A record is
+The microscope, the timeline and the fit of the simulator read the same stream. A record is
 written only when somebody listens: with no sink an `EventBus` is falsy and costs one test.
 """
 

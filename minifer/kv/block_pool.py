@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from minifer.events import EventBus
 from minifer.kv.prefix_index import PrefixIndex
 from minifer.kv.prefix_key import PrefixKey
+from minifer.kv.watcher import DEVICE, KVWatcher
 
 
 class Block:
@@ -42,6 +43,7 @@ class BlockPool:
         self.free_queue: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
         self.index = index
         self.lost: list[int] | None = [] if track_lost else None
+        self.watcher: KVWatcher | None = None
         self._events = events
 
     @property
@@ -109,12 +111,16 @@ class BlockPool:
         self.free_queue = OrderedDict((block.block_id, None) for block in self.blocks)
         self.index = type(self.index)()
         self._lose(self.free_queue)
+        if self.watcher is not None:
+            self.watcher.cleared(DEVICE)
 
     def publish(self, block_id: int, key: PrefixKey, previous: int | None) -> bool:
         """Let others find this block under `key`; False when an equal one is there already."""
         if not self.index.insert(key, block_id, previous):
             return False
         self.blocks[block_id].key = key
+        if self.watcher is not None:
+            self.watcher.stored(key, DEVICE)
         return True
 
     def unpublish(self, block_id: int, event: str = "kv.block_unpublished") -> None:
@@ -124,7 +130,10 @@ class BlockPool:
             return
         gone = self.index.remove(key, block_id)
         for other in gone:
-            self.blocks[other].key = None
+            block = self.blocks[other]
+            if self.watcher is not None and block.key is not None:
+                self.watcher.removed(block.key, DEVICE)
+            block.key = None
         self._lose(other for other in gone if self.blocks[other].ref_count == 0)
         if self._events:
             self._events.emit("kv", event, None, blocks=gone)

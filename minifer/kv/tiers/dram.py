@@ -15,6 +15,7 @@ from typing import Any
 
 from minifer.kv.prefix_key import PrefixKey, same_prefix
 from minifer.kv.tiers.stats import TierStats
+from minifer.kv.watcher import DRAM, KVWatcher
 
 Payload = Any  # one block's keys and values; on a real engine a memoryview of its bytes
 
@@ -46,6 +47,7 @@ class DramTier:
     def __init__(self, capacity: int, stats: TierStats) -> None:
         self.capacity = capacity
         self.reserved = 0
+        self.watcher: KVWatcher | None = None
         self._blocks: OrderedDict[bytes, StoredBlock] = OrderedDict()
         self._stats = stats
 
@@ -101,7 +103,9 @@ class DramTier:
         if len(victims) < excess:
             return False
         for digest in victims:
-            del self._blocks[digest]
+            evicted = self._blocks.pop(digest)
+            if self.watcher is not None:
+                self.watcher.removed(evicted.key, DRAM)
         self._stats.evicted["dram"] += len(victims)
         return True
 
@@ -117,10 +121,14 @@ class DramTier:
         if not self.make_room(1, keep):
             return None
         block = self._blocks[key.digest] = StoredBlock(key, payload)
+        if self.watcher is not None:
+            self.watcher.stored(key, DRAM)
         return block
 
     def clear(self) -> None:
         self._blocks.clear()
+        if self.watcher is not None:
+            self.watcher.cleared(DRAM)
 
 
 def chain(key: PrefixKey | None) -> Iterator[PrefixKey]:
