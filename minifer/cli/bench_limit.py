@@ -67,7 +67,7 @@ def add(benchmarks: Any) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="write there: .json every number, .png or .svg the roofline; may be repeated",
+        help="write there: .json every number, .png, .svg or .pdf the roofline; may be repeated",
     )
 
 

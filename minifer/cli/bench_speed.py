@@ -40,7 +40,7 @@ def add_speed_options(parser: Parser, *, runs: int = 5) -> None:
 def add_output_options(group: Any) -> None:
     add = group.add_argument
     add("--json", "--out", dest="json", type=Path, metavar="FILE", help="write every number there")
-    add("--plot", type=Path, metavar="FILE", help="draw it (.png or .svg)")
+    add("--plot", type=Path, metavar="FILE", help="draw it (.png, .svg or .pdf)")
 
 
 def check_measurement(arguments: argparse.Namespace) -> None:

@@ -66,7 +66,7 @@ def test_every_number_arrives_in_the_table_and_in_the_files(
         ("--dtype int4", "--dtype must be one of float32, bfloat16, float16"),
         ("--context 99999", "--chunk and --context must leave 64"),
         ("--out no/such/r.json", "there is no folder no/such"),
-        ("--out r.pdf", "--out must end in .json, .png or .svg"),
+        ("--out r.gif", "--out must end in .json, .png, .svg or .pdf"),
     ],
 )
 def test_what_cannot_run_is_refused_in_a_sentence(

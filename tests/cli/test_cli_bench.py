@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from minifer.cli import bench_serve as command
 from minifer.cli import main
-from minifer.cli.parser import Parser, add_engine_options, engine_fields
+from minifer.cli.parser import Parser, add_engine_options, engine_arguments, engine_fields
 from minifer.perf.load import benchmark, spawn
 from minifer.perf.load.benchmark import ServeBenchmark
 from minifer.perf.load.traces import Trace
@@ -138,7 +139,7 @@ def test_engine_options_are_written_as_they_were_read(options: str) -> None:
     parser = Parser(prog="x")
     add_engine_options(parser)
     read = engine_fields(parser.parse_args(options.split()))
-    again = parser.parse_args(command._serve_arguments(None, read))
+    again = parser.parse_args(engine_arguments(None, read))
     assert engine_fields(again) == read != {}
 
 
@@ -179,8 +180,8 @@ def test_a_plot_that_nobody_can_draw_is_refused_before_a_server_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(spawn, "spawned_server", lambda *_: pytest.fail("a server was started"))
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    assert main(["bench", "serve", "--plot", "out.png"]) == 1
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", "serve", "--plot", "out.png"]) == 2
     assert 'pip install "minifer[course]"' in capsys.readouterr().err
 
 

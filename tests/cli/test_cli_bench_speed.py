@@ -262,7 +262,7 @@ def test_what_smaller_weights_cost_stands_beside_their_speed(tmp_path: Path, cap
         ("decode --runs 0", "--runs must be at least 1, got 0"),
         ("decode --threads 0", "--threads must be at least 1, got 0"),
         ("decode --json no/such/r.json", "--json: there is no folder no/such"),
-        ("decode --plot r.pdf", "--plot must end in .png or .svg"),
+        ("decode --plot r.gif", "--plot must end in .png, .svg or .pdf"),
         ("decode --prompt-file no/such", "--prompt-file no/such cannot be read: No such file"),
         ("decode --dtype int4", "--dtype"),
         ("decode --model no-such-model", "no-such-model"),

@@ -118,12 +118,17 @@ def test_the_json_says_all_that_the_schema_promises(tmp_path: Path) -> None:
 def test_the_table_has_a_line_an_arm_and_says_where_it_ran() -> None:
     bench = Workbench()
     arms = {"eager": bench.arm("eager", [2, 2]), "compiled": bench.arm("compiled", [1, 1])}
-    table = run_benchmark("t", arms, runs=2, warmup=0, clock=bench.clock).table()
-    header, eager, compiled, where = table.splitlines()
-    assert header.split()[:3] == ["arm", "metric", "median"]
+    settings = {"model": "m", "batch": [1, 16], "engine": {"dtype": "bfloat16"}, "none": {}}
+    result = run_benchmark("t", arms, runs=2, warmup=0, clock=bench.clock, settings=settings)
+    columns, eager, compiled, _, *where = result.table().splitlines()
+    assert columns.split()[:3] == ["arm", "metric", "median"]
     assert eager.split() == ["eager", "seconds", "2", "0", "2", "2", "s"]
     assert compiled.split()[-3:] == ["0.5×", "±", "0"]
-    assert "2 runs" in where and machine()["cpu"] in where
+    assert where == result.header()
+    assert machine()["cpu"] in where[0]
+    assert result.git is None or f"; commit {result.git['commit'][:12]}" in where[1]
+    assert where[2] == "settings  model m, batch 1,16, engine dtype=bfloat16, none default"
+    assert where[3] == "rounds    2, after 0 that do not count; arms in turns"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -44,7 +44,7 @@ class _Guess:
         return range(self.first + place - 1, self.first + place)
 
 
-class ModelProposer:
+class ModelProposer(ABC):
     """What the two have in common: drafts are drawn one after the other, all requests together.
 
     rejection: keep what each draft was drawn from, for the rule of `rejection.py`.
@@ -188,8 +188,12 @@ def part_of(step: StepInput, parts: Sequence[Part], drawing: Sequence[_Guess]) -
 
 
 def draft_runner(draft: Any, config: EngineConfig, num_blocks: int) -> ModelRunner:
-    """A runner for the draft model, whose KV lies in blocks of the same numbers."""
-    return make_runner(draft.model, draft.config, config, num_blocks)
+    """A runner for the draft model, whose KV lies in blocks of the same numbers.
+
+    It runs whole on rank 0 where its target is cut: it is small, and ranks wait for each other.
+    """
+    whole = replace(config, tensor_parallel_size=1)
+    return make_runner(draft.model, draft.config, whole, num_blocks)
 
 
 def draft_loops(config: EngineConfig, model: ModelConfig) -> int:
