@@ -1,4 +1,4 @@
-"""Which replicas hold which blocks: the table inside of `KVIndex`, without a clock or a protocol."""
+"""Which replicas hold which blocks: the table inside `KVIndex`, without clock or protocol."""
 
 from __future__ import annotations
 

@@ -40,11 +40,12 @@ class _Follower:
 
     exact: every event since its start or since a snapshot has come. truncated: blocks of it were
     dropped for want of room. unheard_since: when it was first sent something that it must report,
-    after it last reported anything.
+    after it last reported anything. snapshot: the number of the last one.
     """
 
     epoch: int = -1
     sequence: int = 0
+    snapshot: int = -1
     exact: bool = False
     truncated: bool = False
     wants_snapshot: bool = False
@@ -56,11 +57,13 @@ class KVIndex:
     """key → replicas, within a bound.
 
     A replica is followed *exactly* while its batches come without a gap, from its start or from a
-    snapshot on. Otherwise *approximately*: the router's own decisions (`record`) are taken for
-    what it holds, for `ttl` seconds, and so is what it reported before. That is how it begins,
-    what a gap leads to until a snapshot has come, and what becomes of a replica that was sent a
-    new prefix and reports nothing for `silence` seconds. (Without, one that publishes no events
-    would look as if its cache were empty: ai-dynamo/dynamo#11473.)
+    snapshot on: it holds what it reports. What it was sent (`record`) counts at once, for `ttl`
+    seconds or until it reports about it, so that of two prompts that come together the second can
+    follow the first. Otherwise it is followed *approximately*, by what it was sent alone; what it
+    reported before is believed for `ttl` seconds more. That is how it begins, what a gap leads to
+    until a snapshot has come, and what becomes of a replica that was sent a new prefix and reports
+    nothing for `silence` seconds. (Without, one that publishes no events would look as if its
+    cache were empty: ai-dynamo/dynamo#11473.)
 
     max_blocks: of all replicas together; the least recently matched are dropped first.
     snapshot_retry: seconds until a snapshot that has not come is asked for again. clock: seconds.
@@ -125,7 +128,7 @@ class KVIndex:
         return {replica: count * request.block_size for replica, count in blocks.items()}
 
     def is_approximate(self, replica: str) -> bool:
-        """Are the router's decisions taken for what this replica holds?"""
+        """Is what this replica holds only concluded from what it was sent?"""
         follower = self._followers[replica]
         since = follower.unheard_since
         if follower.exact and since is not None and self._clock() - since >= self.silence:
@@ -152,14 +155,15 @@ class KVIndex:
             return
         now = self._clock()
         self._table.expire(now)
-        if follower.unheard_since is None and not all(self._table.holds(replica, k) for k in keys):
+        self.is_approximate(replica)  # after a silence nothing is sure
+        table = self._table
+        unsure = [k for k in keys if not table.holds(replica, k) or table.doubts(replica, k)]
+        if unsure and follower.unheard_since is None:
             follower.unheard_since = now
-        if self.is_approximate(replica):
-            for key in keys:
-                if not self._table.holds(replica, key) or self._table.doubts(replica, key):
-                    self._table.put(replica, key, 0, end=now + self.ttl)
-            self._table.touch(keys)
-            self._shrink()
+        for key in unsure:
+            table.put(replica, key, 0, end=now + self.ttl)
+        table.touch(keys)
+        self._shrink()
 
     def apply(self, batch: KVEventBatch) -> None:
         """Take a replica's events over. Batches that were seen, or are older, change nothing."""
@@ -176,28 +180,29 @@ class KVIndex:
         self.is_approximate(name)  # after a silence a snapshot is needed
         if batch.snapshot:
             self._table.clear(name)
-            self._followers[name] = follower = _Follower(batch.epoch, exact=True)
+            self._followers[name] = follower = _Follower(
+                batch.epoch, snapshot=batch.sequence, exact=True
+            )
         elif batch.sequence == 1:
             follower.exact = True
         elif batch.sequence > follower.sequence + 1:
             self._doubt(name)
         follower.sequence = batch.sequence
         follower.unheard_since = None
+        follower.wants_snapshot |= not follower.exact
+        # A snapshot has no order, and what comes after it may be a part of it, seen once more.
+        in_order = batch.sequence > follower.snapshot + 1
         for event in batch.events:
-            self._apply_event(name, follower, event)
-        if batch.snapshot:
-            follower.wants_snapshot = False  # this was one, whatever the order of its blocks
-        elif not follower.exact:
-            follower.wants_snapshot = True
+            self._apply_event(name, follower, event, in_order)
         self._shrink()
 
-    def _apply_event(self, name: str, follower: _Follower, event: KVEvent) -> None:
+    def _apply_event(self, name: str, follower: _Follower, event: KVEvent, in_order: bool) -> None:
         if isinstance(event, BlockStored):
             # Something was missed (vllm-project/vllm#58119). The blocks are kept: they are found
             # as soon as their parent is reported. If it was dropped here, asking would not help.
             parent = event.parent_block_hash
             unknown = parent is not None and not self._table.holds(name, parent)
-            if unknown and not follower.truncated:
+            if unknown and in_order and not follower.truncated:
                 follower.wants_snapshot = True
             for key in event.block_hashes:
                 self._table.put(name, key, _BIT[event.medium])

@@ -79,6 +79,11 @@ class KVEventPublisher:
 
     # -- on any thread
 
+    @property
+    def num_pending(self) -> int:
+        """Changes that the next `take` brings."""
+        return len(self._pending)
+
     def take(self) -> KVEventBatch:
         """What has changed since the last call, as the next batch."""
         with self._lock:

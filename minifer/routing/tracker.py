@@ -77,9 +77,7 @@ class LoadTracker:
         if kv_usage is not None:
             state.kv_usage = kv_usage
 
-    def sent(
-        self, request: RoutingRequest, replica: str, cached_tokens: int = 0
-    ) -> Assignment:
+    def sent(self, request: RoutingRequest, replica: str, cached_tokens: int = 0) -> Assignment:
         """A request was sent to a replica that has these tokens of its prompt already.
 
         One that goes to a decode replica with all of its KV has `cached_tokens` of its length, and
