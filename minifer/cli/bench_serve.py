@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
 from minifer.cli.output_files import PICTURES, check_output
-from minifer.cli.parser import Parser, add_command, add_engine_options, engine_fields
+from minifer.cli.parser import (
+    Parser,
+    add_command,
+    add_engine_options,
+    engine_arguments,
+    engine_fields,
+)
 from minifer.cli.serve import KEY_VARIABLE
 from minifer.config import EngineConfig
 
@@ -113,7 +119,7 @@ def _add_workload_options(parser: Parser) -> None:
     add("--request-rate", type=float, metavar="R", help="open loop: sessions/s; inf: all at once")
     add("--burstiness", type=float, metavar="K", help="1: Poisson; less: in bursts (default: 1)")
     add("--max-concurrency", type=int, metavar="C", help="closed loop of C clients (default: 8)")
-    add("--trace", metavar="FILE", help="replay a trace: minifer, Mooncake, Azure or BurstGPT")
+    add("--trace", metavar="FILE", help="replay a trace: minifer, Mooncake, Bailian, Azure, BurstGPT")
     add("--trace-jitter", type=float, metavar="S", help="spread equal times over S seconds")
     add("--speed-up", type=float, metavar="X", help="replay X seconds of the trace in one")
     add("--max-total-len", type=int, metavar="N", help="leave out what is longer than this in all")
@@ -159,7 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
             options = engine_fields(arguments)
             settings["engine"] = {name: str(value) for name, value in options.items()}
             session.note("starting a server")
-            url = stack.enter_context(spawned_server(_serve_arguments(arguments.model, options)))
+            url = stack.enter_context(spawned_server(engine_arguments(arguments.model, options)))
             import torch  # noqa: F401 - so that the result names the accelerator it ran on
         session.note(f"sending requests to {url}")
         result, runs = bench_serve(bench, url, settings=settings)
@@ -270,18 +276,6 @@ def _json_object(text: str | None) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError(f"--extra-body must be a JSON object, got {text!r}")
     return fields
-
-
-def _serve_arguments(model: str | None, options: Mapping[str, Any]) -> list[str]:
-    """The engine's options, written as they were read."""
-    arguments = [] if model is None else ["--model", model]
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            arguments.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            arguments += [f"--{flag}", "none" if value is None else str(value)]
-    return arguments
 
 
 def _title(arguments: argparse.Namespace, bench: ServeBenchmark) -> str:

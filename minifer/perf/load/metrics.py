@@ -29,10 +29,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minifer.perf.load.client import Record
-from minifer.perf.load.generator import LoadRun
+if TYPE_CHECKING:  # so that percentiles need no HTTP client
+    from minifer.perf.load.client import Record
+    from minifer.perf.load.generator import LoadRun
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "late")
 SLO_METRICS = ("ttft", "tpot", "e2e", "max_itl")

@@ -8,40 +8,36 @@ format     file    columns
 minifer    JSONL   time (s), input_len, output_len
 mooncake   JSONL   timestamp (ms), input_length, output_length, hash_ids of 512-token blocks
                    (Qin et al., "Mooncake", FAST 2025; github.com/kvcache-ai/Mooncake)
+bailian    JSONL   chat_id, parent_chat_id, timestamp (s), input_length, output_length, hash_ids of
+                   16-token blocks (Wang et al., "KVCache cache in the wild", ATC 2025;
+                   github.com/alibaba-edu/qwen-bailian-usagetraces-anon)
 azure      CSV     TIMESTAMP (date and time), ContextTokens, GeneratedTokens
                    (Patel et al., "Splitwise", ISCA 2024; github.com/Azure/AzurePublicDataset)
 burstgpt   CSV     Timestamp (s), Request tokens, Response tokens, and others that are not read;
                    a response of 0 tokens is a request that failed and is left out
                    (Wang et al., "BurstGPT", arXiv 2401.17644; github.com/HPMLL/BurstGPT)
 =========  ======  ============================================================================
+
+Any of them may be compressed with gzip.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from minifer.perf.load.trace_rows import HASH_BLOCK, HASH_BLOCKS, MARKS, TraceRow, read_row
 from minifer.perf.load.workload import Session, Turn, Vocabulary, draw
 
-HASH_BLOCK = 512  # tokens behind one of Mooncake's hash ids
-
-
-@dataclass(frozen=True)
-class TraceRow:
-    """One request. time: seconds after the first. hash_ids: equal ids are equal blocks."""
-
-    time: float
-    input_len: int
-    output_len: int
-    hash_ids: tuple[int, ...] = ()
+__all__ = ["HASH_BLOCK", "Trace", "TraceRow", "load_trace"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Trace:
     """Rows in order of time. The counts say what was done to the file's rows.
 
     num_failed: left out because the recorded request failed. num_unsorted: stood behind a later
-    one. num_too_long: left out by `select`.
+    one. num_too_long: left out by `select`. hash_block: tokens behind one of the rows' hash ids.
     """
 
     format: str
@@ -57,6 +53,7 @@ class Trace:
     num_failed: int = 0
     num_unsorted: int = 0
     num_too_long: int = 0
+    hash_block: int = HASH_BLOCK
 
     def select(self, limit: int | None = None, max_total_len: int | None = None) -> Trace:
         """The first `limit` rows of those whose input and output fit into `max_total_len`."""
@@ -83,12 +80,13 @@ class Trace:
         if not 0 < speed_up < math.inf:
             raise ValueError(f"speed_up must be above 0, got {speed_up}")
         contents = random.Random(f"{seed}/contents")
+        size = self.hash_block
         sessions = []
         for row in self.rows:
             pieces: list[Any] = []
-            for block in row.hash_ids[: -(-row.input_len // HASH_BLOCK)]:
+            for block in row.hash_ids[: -(-row.input_len // size)]:
                 rng = random.Random(f"{seed}/block/{block}")
-                pieces += draw(rng, vocabulary, min(HASH_BLOCK, row.input_len - len(pieces)))
+                pieces += draw(rng, vocabulary, min(size, row.input_len - len(pieces)))
             pieces += draw(contents, vocabulary, row.input_len - len(pieces))
             turn = Turn(tuple(pieces), row.output_len)
             sessions.append(Session((turn,), row.time / speed_up))
@@ -98,11 +96,13 @@ class Trace:
 def load_trace(path: str | Path) -> Trace:
     """Read a trace in one of the formats above.
 
-    Raises `ValueError` naming file, line and field for a row that cannot be read, for columns of
+    Raises `ValueError` naming file, line and column for a row that cannot be read, for columns of
     no known format, and for a file without requests.
     """
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with _open(path) as file:
         first = file.readline()
+        if not first:
+            raise ValueError(f"{path} is empty")
         file.seek(0)
         lines = _json_rows(path, file) if first.lstrip().startswith("{") else _csv_rows(path, file)
         rows: list[TraceRow] = []
@@ -110,10 +110,9 @@ def load_trace(path: str | Path) -> Trace:
         for line, fields in lines:
             chosen = chosen or _format_of(path, fields)
             try:
-                row = _READERS[chosen](fields)
-                _check(row)
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                raise ValueError(f"{path}, line {line}: {_why(error)} ({chosen} format)") from None
+                row = read_row(chosen, fields)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {line}: {error} ({chosen} format)") from None
             if row.output_len == 0 and chosen == "burstgpt":
                 failed += 1
             elif row.output_len == 0:
@@ -126,11 +125,21 @@ def load_trace(path: str | Path) -> Trace:
     latest = itertools.accumulate(times, max)
     unsorted = sum(time < before for time, before in zip(times, latest, strict=True))
     ordered = sorted(rows, key=lambda row: row.time)
-    return Trace(chosen, _from_zero(ordered), failed, unsorted)
+    block = HASH_BLOCKS.get(chosen, HASH_BLOCK)
+    return Trace(chosen, _from_zero(ordered), failed, unsorted, hash_block=block)
 
 
 def _from_zero(rows: Sequence[TraceRow]) -> tuple[TraceRow, ...]:
     return tuple(replace(row, time=row.time - rows[0].time) for row in rows)
+
+
+def _open(path: str | Path) -> TextIO:
+    """As text, compressed or not."""
+    with open(path, "rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    if compressed:
+        return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+    return open(path, newline="", encoding="utf-8-sig")
 
 
 # -- rows of a file
@@ -156,82 +165,9 @@ def _csv_rows(path: str | Path, file: Iterable[str]) -> Iterator[tuple[int, Mapp
 
 
 def _format_of(path: str | Path, fields: Mapping[str, Any]) -> str:
-    for name, marks in _MARKS.items():
+    for name, marks in MARKS.items():
         if marks <= fields.keys():
             return name
-    known = "; ".join(f"{name}: {', '.join(sorted(marks))}" for name, marks in _MARKS.items())
+    known = "; ".join(f"{name}: {', '.join(sorted(marks))}" for name, marks in MARKS.items())
     found = ", ".join(map(str, fields)) or "nothing"
     raise ValueError(f"{path} is no known trace: its columns are {found}; known are {known}")
-
-
-_MARKS: Mapping[str, set[str]] = {
-    "minifer": {"time", "input_len", "output_len"},
-    "mooncake": {"timestamp", "input_length", "output_length"},
-    "azure": {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
-    "burstgpt": {"Timestamp", "Request tokens", "Response tokens"},
-}
-
-
-# -- one row
-
-
-def _minifer(fields: Mapping[str, Any]) -> TraceRow:
-    return TraceRow(
-        float(fields["time"]), _whole(fields, "input_len"), _whole(fields, "output_len")
-    )
-
-
-def _mooncake(fields: Mapping[str, Any]) -> TraceRow:
-    return TraceRow(
-        float(fields["timestamp"]) / 1000,
-        _whole(fields, "input_length"),
-        _whole(fields, "output_length"),
-        tuple(int(block) for block in fields.get("hash_ids", ())),
-    )
-
-
-def _azure(fields: Mapping[str, Any]) -> TraceRow:
-    when = datetime.fromisoformat(fields["TIMESTAMP"])
-    since = when - datetime(1970, 1, 1, tzinfo=when.tzinfo)
-    return TraceRow(
-        since.total_seconds(), _whole(fields, "ContextTokens"), _whole(fields, "GeneratedTokens")
-    )
-
-
-def _burstgpt(fields: Mapping[str, Any]) -> TraceRow:
-    return TraceRow(
-        float(fields["Timestamp"]),
-        _whole(fields, "Request tokens"),
-        _whole(fields, "Response tokens"),
-    )
-
-
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], TraceRow]] = {
-    "minifer": _minifer,
-    "mooncake": _mooncake,
-    "azure": _azure,
-    "burstgpt": _burstgpt,
-}
-
-
-def _whole(fields: Mapping[str, Any], name: str) -> int:
-    value = fields[name]
-    number = float(value)
-    if isinstance(value, bool) or number != int(number):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    return int(number)
-
-
-def _check(row: TraceRow) -> None:
-    if not math.isfinite(row.time):
-        raise ValueError(f"time must be finite, got {row.time}")
-    if row.input_len < 1:
-        raise ValueError(f"input length must be at least 1, got {row.input_len}")
-    if row.output_len < 0:
-        raise ValueError(f"output length must not be negative, got {row.output_len}")
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"field {error.args[0]!r} is missing"
-    return str(error)

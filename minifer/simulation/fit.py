@@ -1,0 +1,148 @@
+"""An engine's own steps → prices the simulator can use.
+
+Least squares of the relative errors (`perf.step_model`), with three rules of its own: a feature
+that the log cannot tell from the others is left out, a price below 0 is left out (nothing gets
+faster by more work), and at the end one factor makes the sum of all steps what it was: relative
+errors alone make a noisy machine look faster than it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from minifer.perf.step_model import FIXED, fit_step_model
+from minifer.simulation.step_log import LoggedStep
+from minifer.simulation.step_times import (
+    DecodePrices,
+    FittedSteps,
+    PrefillPrices,
+    StepTimes,
+)
+
+# What a step's time is a sum of, the most important first.
+FEATURES = ("per_token", "per_row", "per_context", "per_square")
+
+
+@dataclass(frozen=True)
+class StepFit:
+    """r2: share of the steps' variance that the model explains (1 where there is none). mape: mean
+    absolute relative error. total: predicted ÷ measured, all steps together. left_out: feature →
+    why it has no price."""
+
+    steps: FittedSteps
+    num_steps: int
+    r2: float
+    mape: float
+    total: float
+    left_out: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; `named_steps.load_steps` reads the prices back."""
+        rest = asdict(self)
+        del rest["steps"]
+        return {**self.steps.to_dict(), **rest}
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """Of step times on steps: see `StepFit`."""
+
+    r2: float
+    mape: float
+    total: float
+
+
+def fit_steps(log: Sequence[LoggedStep], source: str = "") -> StepFit:
+    """Prices from a log. Raises `ValueError` for a log of fewer than 2 steps, or a step that took
+    no time."""
+    steps = [step for step in log if step.chunks]
+    if len(steps) < 2:
+        raise ValueError(f"a fit needs at least 2 steps, got {len(steps)}")
+    seconds = [step.seconds for step in steps]
+    columns = features(steps)
+    left_out = {}
+    chosen: list[str] = []
+    for name in FEATURES:
+        if not any(columns[name]):
+            left_out[name] = "the log has none"
+        elif not _can_tell(columns, [*chosen, name], seconds):
+            left_out[name] = "the log cannot tell it from the others"
+        else:
+            chosen.append(name)
+    prices = fit_step_model({name: columns[name] for name in chosen}, seconds).prices
+    while (worst := min(chosen, key=lambda name: prices[name], default=None)) is not None:
+        if prices[worst] >= 0:
+            break
+        chosen.remove(worst)
+        left_out[worst] = "its price came out below 0"
+        prices = fit_step_model({name: columns[name] for name in chosen}, seconds).prices
+    fitted = _steps_of(prices, columns, seconds, source)
+    errors = errors_of(fitted, steps)
+    return StepFit(fitted, len(steps), **asdict(errors), left_out=left_out)
+
+
+def features(steps: Sequence[LoggedStep]) -> dict[str, list[float]]:
+    """One value a step of each of `FEATURES`: what its price is multiplied by."""
+    out: dict[str, list[float]] = {name: [] for name in FEATURES}
+    for step in steps:
+        rows = [end for query, end in step.chunks if query == 1]
+        chunks = [(query, end) for query, end in step.chunks if query > 1]
+        out["per_token"].append(sum(query for query, _ in chunks))
+        out["per_row"].append(len(rows))
+        out["per_context"].append(sum(rows))
+        out["per_square"].append(sum(query * (2 * end - query) for query, end in chunks))
+    return out
+
+
+def errors_of(times: StepTimes, steps: Sequence[LoggedStep]) -> StepErrors:
+    """How well step times tell the steps of a log. Raises `ValueError` without steps."""
+    steps = [step for step in steps if step.chunks]
+    if not steps:
+        raise ValueError("steps must hold at least one step, got none")
+    measured = [step.seconds for step in steps]
+    predicted = [times.seconds(step.chunks) for step in steps]
+    mean = math.fsum(measured) / len(measured)
+    spread = math.fsum((m - mean) ** 2 for m in measured)
+    missed = math.fsum((p - m) ** 2 for p, m in zip(predicted, measured, strict=True))
+    relative = math.fsum(abs(p / m - 1) for p, m in zip(predicted, measured, strict=True))
+    return StepErrors(
+        1 - missed / spread if spread else 1.0,
+        relative / len(measured),
+        math.fsum(predicted) / math.fsum(measured),
+    )
+
+
+def _can_tell(
+    columns: Mapping[str, Sequence[float]], names: Sequence[str], seconds: Sequence[float]
+) -> bool:
+    try:
+        fit_step_model({name: columns[name] for name in names}, seconds)
+    except ValueError:
+        if min(seconds) <= 0:
+            raise
+        return False
+    return True
+
+
+def _steps_of(
+    prices: Mapping[str, float],
+    columns: Mapping[str, Sequence[float]],
+    seconds: Sequence[float],
+    source: str,
+) -> FittedSteps:
+    """Prices with the factor that makes their sum right. A fixed part below 0 is 0."""
+    prices = {name: max(0.0, price) for name, price in prices.items()}
+    fixed = prices[FIXED]
+    total = fixed * len(seconds) + math.fsum(
+        price * math.fsum(columns[name]) for name, price in prices.items() if name != FIXED
+    )
+    factor = math.fsum(seconds) / total
+    get = {name: prices.get(name, 0.0) * factor for name in (FIXED, *FEATURES)}
+    return FittedSteps(
+        PrefillPrices(get[FIXED], get["per_token"], get["per_square"]),
+        ((0, DecodePrices(get[FIXED], get["per_row"], get["per_context"])),),
+        source,
+    )
