@@ -120,6 +120,7 @@ def test_an_open_loop_and_a_trace_send_at_their_times() -> None:
         "num_failed": 0,
         "num_unsorted": 0,
         "num_too_long": 0,
+        "hash_block": 512,
     }
 
 
