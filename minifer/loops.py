@@ -118,6 +118,10 @@ class LoopConfig:
         mean_recurrence=16)` changes it too."""
         return self.max_num_loops or self.mean_recurrence
 
+    def depth(self, asked: int | None) -> int:
+        """Of a request: what it asks for, else the mean, as far as KV is kept."""
+        return asked or min(self.mean_recurrence, self.deepest)
+
     @property
     def policy(self) -> LoopKVPolicy:
         return LoopKVPolicy(self.kv_policy)

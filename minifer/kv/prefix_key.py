@@ -31,6 +31,14 @@ class PrefixKey:
     digest: bytes
 
 
+def extra_keys_of(
+    salt: str | None, num_loops: int | None = None, loop_kv_policy: str = "full"
+) -> ExtraKeys:
+    """What besides its tokens the KV of a request depends on, each tagged with its kind."""
+    extra = () if salt is None else (("salt", salt),)
+    return extra if num_loops is None else (*extra, ("loops", f"{num_loops} {loop_kv_policy}"))
+
+
 def make_key(
     parent: PrefixKey | None,
     token_ids: Sequence[int],

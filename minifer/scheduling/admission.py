@@ -151,9 +151,7 @@ def _check_params(params: SamplingParams, limits: Limits) -> None:
 
 
 def _num_loops(params: SamplingParams, limits: Limits) -> int | None:
-    if limits.loop is None:
-        return None
-    return params.num_loops or min(limits.loop.mean_recurrence, limits.loop.deepest)
+    return None if limits.loop is None else limits.loop.depth(params.num_loops)
 
 
 def _check_loops(num_prompt_tokens: int, params: SamplingParams, limits: Limits) -> None:

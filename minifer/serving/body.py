@@ -21,7 +21,19 @@ MAX_DIGITS = 20  # of an integer: 64 bits
 
 
 async def read_json(request: Request, max_bytes: int, timeout: float) -> dict[str, Any]:
-    """The JSON object in a request's body.
+    """The JSON object in a request's body. Raises as `read_body` and `parse_object` do."""
+    return await parse_body(await read_body(request, max_bytes, timeout))
+
+
+async def parse_body(body: bytes) -> dict[str, Any]:
+    """`parse_object`, off the event loop when it takes long."""
+    if len(body) < LARGE_BODY:
+        return parse_object(body)
+    return await asyncio.to_thread(parse_object, body)  # others are served meanwhile
+
+
+async def read_body(request: Request, max_bytes: int, timeout: float) -> bytes:
+    """The bytes of a request's body, which is to be JSON.
 
     max_bytes: a longer body is a 413, known from its Content-Length or, when it comes in chunks,
     as soon as it is too long. timeout: seconds for the whole body, then 408. Only
@@ -39,12 +51,9 @@ async def read_json(request: Request, max_bytes: int, timeout: float) -> dict[st
         raise APIError(415, f"Content-Encoding must be identity, got {encoding!r:.40}")
     try:
         async with asyncio.timeout(timeout):
-            body = await _read(request, max_bytes)
+            return await _read(request, max_bytes)
     except TimeoutError:
         raise APIError(408, f"the body did not arrive within {timeout:g} seconds") from None
-    if len(body) < LARGE_BODY:
-        return parse_object(body)
-    return await asyncio.to_thread(parse_object, body)  # others are served meanwhile
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -137,4 +146,4 @@ def _check_text(text: str) -> None:
         ) from error
 
 
-__all__ = ["MAX_DEPTH", "ClientDisconnect", "parse_object", "read_json"]
+__all__ = ["MAX_DEPTH", "ClientDisconnect", "parse_body", "parse_object", "read_body", "read_json"]

@@ -65,6 +65,24 @@ def render_prompt(
     )
 
 
+def conversation_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    fields: Mapping[str, Any],
+) -> str:
+    """The prompt of a request with these fields. Raises as `render_prompt` does."""
+    continued = fields.get("continue_final_message", False)
+    return render_prompt(
+        tokenizer,
+        messages,
+        tools,
+        add_generation_prompt=fields.get("add_generation_prompt", not continued),
+        continue_final_message=continued,
+        variables=fields.get("chat_template_kwargs", {}),
+    )
+
+
 def spell_out_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.applications import Starlette
 
 from minifer.async_llm import AsyncLLM
-from minifer.serving.app import Server, create_app
+from minifer.serving.app import create_app
+from minifer.serving.limits import OpenRequests
 from minifer.serving.settings import ServerSettings
 
 CLOSING_SECONDS = 2  # for answers that were cut short to reach their clients
@@ -65,6 +68,23 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def end_with_stdin(patience: float) -> None:
+    """End this process, as SIGTERM does, when whoever holds our standard input is gone.
+
+    patience: seconds for that, then it is ended the hard way.
+    """
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(patience + 2 * CLOSING_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="minifer-stdin", daemon=True).start()
+
+
 def is_public(host: str) -> bool:
     """Can other machines reach a server on this host?"""
     try:
@@ -80,19 +100,42 @@ def run(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> Non
     what is left then ends with `finish_reason="abort"`. A second signal does that at once.
     """
     app = create_app(llm, settings)
+    server = GracefulServer(uvicorn_config(app), app.state.server)
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+def uvicorn_config(app: Starlette) -> uvicorn.Config:
+    """How our applications are served."""
     # log_config: Python's own default, warnings and errors to stderr.
     config = uvicorn.Config(
         app, lifespan="off", log_config=None, access_log=False, server_header=False, ws="none"
     )
     config.timeout_graceful_shutdown = CLOSING_SECONDS
-    server = GracefulServer(config, app.state.server)
-    asyncio.run(server.serve(sockets=[listener]))
+    return config
+
+
+class Served(Protocol):
+    """What stands behind an application: `app.Server`, or a router of several."""
+
+    settings: ServerSettings
+    open_requests: OpenRequests
+
+    @property
+    def num_watchers(self) -> int:
+        """Clients of `/events`, which may stay for as long as they like."""
+        ...
+
+    def close_watchers(self) -> None: ...
+
+    def abort_all(self) -> None:
+        """End every open request, with `finish_reason="abort"`."""
+        ...
 
 
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, which knows what our requests are."""
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+    def __init__(self, config: uvicorn.Config, server: Served) -> None:
         super().__init__(config)
         self._server = server
 
@@ -116,12 +159,12 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         server = self._server
         server.open_requests.drain()
-        server.hub.close()
+        server.close_watchers()
         for listener in self.servers:
             listener.close()  # no new connections
         await self._wait(lambda: server.open_requests.count, server.settings.shutdown_timeout)
         if server.open_requests.count:
-            server.llm.abort_all()
+            server.abort_all()
         self.force_exit = False  # the answers that this ends are on their way
         await self._wait(self._num_served, CLOSING_SECONDS)
         if self._num_served():  # clients that do not read
@@ -133,7 +176,7 @@ class GracefulServer(uvicorn.Server):
         """Requests and watchers, and answers that are not sent yet."""
         transports = [connection.transport for connection in self.server_state.connections]
         unsent = sum(transport.get_write_buffer_size() > 0 for transport in transports)
-        return self._server.open_requests.count + len(self._server.hub.subscribers) + unsent
+        return self._server.open_requests.count + self._server.num_watchers + unsent
 
     async def _wait(self, busy: Callable[[], int], seconds: float) -> None:
         """Until nobody is served any more, at most some seconds, or a second signal."""

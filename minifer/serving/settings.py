@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+KEY_VARIABLE = "MINIFER_API_KEY"
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -34,10 +36,10 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for name in ("max_queue", "max_body_bytes", "max_prompts", "max_subscribers"):
-            _check(name, getattr(self, name), int, 1, "an integer of at least 1")
-        _check("max_logprobs", self.max_logprobs, int, -1, "an integer of at least -1")
+            check_number(name, getattr(self, name), int, 1, "an integer of at least 1")
+        check_number("max_logprobs", self.max_logprobs, int, -1, "an integer of at least -1")
         for name in ("body_timeout", "shutdown_timeout"):
-            _check(name, getattr(self, name), (int, float), 0, "at least 0 seconds")
+            check_number(name, getattr(self, name), (int, float), 0, "at least 0 seconds")
         if self.api_key is not None and not _is_key(self.api_key):
             raise ValueError(
                 "api_key must be printable ASCII, not empty, and not begin or end with a blank"
@@ -51,6 +53,6 @@ def _is_key(key: str) -> bool:
     return key.isascii() and key.isprintable() and 0 < len(key) == len(key.strip())
 
 
-def _check(name: str, value: Any, kind: Any, low: float, rule: str) -> None:
+def check_number(name: str, value: Any, kind: Any, low: float, rule: str) -> None:
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < math.inf:
         raise ValueError(f"{name} must be {rule}, got {value!r}")

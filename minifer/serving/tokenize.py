@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse, Response
 
 from minifer.postprocessing.tool_calls import check_tools
-from minifer.serving.chat_prompt import check_messages, render_prompt
+from minifer.serving.chat_prompt import check_messages, conversation_text
 from minifer.serving.errors import APIError, refusals
 from minifer.serving.fields import BOOLEAN, INTEGERS, OBJECT, OBJECTS, STRING, read_fields, required
 from minifer.serving.generation import in_thread
@@ -59,19 +59,11 @@ async def tokenize(server: Server, body: Mapping[str, Any]) -> Response:
 
 
 async def _render(server: Server, fields: Mapping[str, Any]) -> str:
-    messages, continued = required(fields, "messages"), fields.get("continue_final_message", False)
+    messages = required(fields, "messages")
     check_messages(messages)
     with refusals(fields):
         tools = check_tools(fields.get("tools"))
-    text: str = await in_thread(
-        render_prompt,
-        server.tokenizer,
-        messages,
-        tools,
-        add_generation_prompt=fields.get("add_generation_prompt", not continued),
-        continue_final_message=continued,
-        variables=fields.get("chat_template_kwargs", {}),
-    )
+    text: str = await in_thread(conversation_text, server.tokenizer, messages, tools, fields)
     return text
 
 

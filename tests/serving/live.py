@@ -115,10 +115,12 @@ class Live:
 
 
 @contextmanager
-def live(engine: dict[str, Any] | None = None, **settings: Any) -> Iterator[Live]:
+def live(
+    engine: dict[str, Any] | None = None, model: str = "minifer-tiny", **settings: Any
+) -> Iterator[Live]:
     """A server of its own. engine: `EngineConfig` options."""
     options = {"num_kv_blocks": 256, **(engine or {})}
-    server = Live(AsyncLLM("minifer-tiny", **options), **settings)
+    server = Live(AsyncLLM(model, **options), **settings)
     try:
         yield server
     finally:

@@ -20,7 +20,6 @@ from live import Live, live, until
 
 import minifer.serving.run as serving_run
 from minifer.cli import main
-from minifer.cli.serve import _DEFAULTS
 from minifer.serving.run import bind, is_public, listen, url_of
 from minifer.serving.settings import ServerSettings
 
@@ -253,11 +252,6 @@ def test_the_default_model_is_called_by_its_name(capsys, monkeypatch):
     assert main(["serve", "--model", "tiny", "--port", "0", "--served-model-name", "x"]) == 0
     assert seen[1].served_model_name == "x"
     assert "http://127.0.0.1:" in capsys.readouterr().out
-
-
-def test_the_commands_defaults_are_those_of_the_settings():
-    defaults = ServerSettings()
-    assert {name: getattr(defaults, name) for name in _DEFAULTS} == _DEFAULTS
 
 
 def test_an_ipv6_address_is_written_with_brackets():
