@@ -19,6 +19,7 @@ from minifer.cli import (
     bench,
     book,
     chat,
+    claims,
     faults,
     generate,
     grade,
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         faults,
         kernels,
         parcae,
+        claims,
         book,
         grade,
     ):
