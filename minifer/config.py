@@ -19,12 +19,12 @@ from minifer.loops import LOOP_BATCHING, LoopConfig, LoopKVPolicy
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 PrefixIndexName = Literal["hash", "radix"]
-PolicyName = Literal["fcfs", "priority", "lpm"]
+PolicyName = Literal["fcfs", "priority", "lpm", "sjf", "srpt", "mlfq", "vtc"]
 
 BACKENDS = ("torch", "compiled", "triton", "megakernel")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE = ("none", "file", "int8", "int4")
-POLICIES = ("fcfs", "priority", "lpm")
+POLICIES = ("fcfs", "priority", "lpm", "sjf", "srpt", "mlfq", "vtc")
 PREFIX_INDEXES = ("hash", "radix")
 KV_WRITE_POLICIES = ("through", "second_touch")
 KV_LOAD_POLICIES = ("auto", "always")
@@ -133,10 +133,14 @@ class EngineConfig:
     # Scheduling (stage 1)
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True  # False: whole prompts, and nobody decodes meanwhile
     max_prefill_chunk: int | None = None  # tokens one request may prefill a step; None: budget
     max_model_len: int | None = None  # None: what the model was trained for
     scheduling_policy: str = "fcfs"
     priority_ageing_steps: int | None = 1000  # steps of waiting worth one priority level
+    prefill_ageing: float = 0.1  # sjf, srpt: work forgiven for waiting, of what is done meanwhile
+    mlfq_quantum: int = 256  # tokens of the first level; each next one has twice as many
+    mlfq_starvation_steps: int | None = 1000  # steps of waiting that lift a request to the first
     # KV look-up (stage 2)
     block_size: int = 16
     num_kv_blocks: int | None = None  # overrides kv_cache_bytes
@@ -173,11 +177,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         positive = ["max_num_seqs", "max_num_batched_tokens", "block_size", "kv_disk_bytes"]
         positive += ["num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"]
+        positive += ["mlfq_quantum"]
         optional = [
             "speculative_num_loops",
             "max_prefill_chunk",
             "max_model_len",
             "priority_ageing_steps",
+            "mlfq_starvation_steps",
         ]
         optional += ["num_kv_blocks", "kv_cache_bytes", "kv_dram_bytes", "max_num_loops"]
         for name in positive + optional:
@@ -188,7 +194,7 @@ class EngineConfig:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if self.max_model_len == 1:
             raise ValueError("max_model_len must leave room for a prompt and an answer, got 1")
-        for name in ("enable_prefix_caching", "float32_logits", "debug"):
+        for name in ("enable_chunked_prefill", "enable_prefix_caching", "float32_logits", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.model, (str, PathLike)):
@@ -196,9 +202,18 @@ class EngineConfig:
         path, timeout = self.kv_disk_path, self.kv_load_timeout
         if path is not None and (not isinstance(path, (str, PathLike)) or not str(path)):
             raise ValueError(f"kv_disk_path must be a folder or None, got {path!r}")
-        number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-        if not number or not 0 <= timeout < math.inf:
-            raise ValueError(f"kv_load_timeout must be at least 0 seconds, got {timeout!r}")
+        for name, value, unit in (
+            ("kv_load_timeout", timeout, " seconds"),
+            ("prefill_ageing", self.prefill_ageing, ""),
+        ):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be at least 0{unit}, got {value!r}")
+        if self.max_prefill_chunk is not None and not self.enable_chunked_prefill:
+            raise ValueError(
+                "max_prefill_chunk needs enable_chunked_prefill=True, got "
+                f"{self.max_prefill_chunk} with False"
+            )
         if not isinstance(self.device, str):
             raise ValueError(f'device must be a string such as "cpu", got {self.device!r}')
         if self.seed is not None and type(self.seed) is not int:

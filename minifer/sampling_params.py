@@ -182,6 +182,7 @@ class SamplingParams:
     prompt_logprobs: the same for the prompt's tokens.
     skip_special_tokens, detokenize: how, and whether, text is made.
     priority: smaller is sooner, used by the `priority` policy.
+    tenant: on whose behalf; the `vtc` policy is fair to tenants. "" is one too.
     cache_salt: requests share cached prefixes only within one salt.
     repetition_detection: end a reply that repeats itself; a mapping of its fields will do.
     structured: the form that the reply must have (a JSON schema, a regular expression, …); a
@@ -217,6 +218,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
     priority: int = 0
+    tenant: str = ""
     cache_salt: str | None = None
     repetition_detection: RepetitionDetection | None = None
     structured: StructuredOutput | None = None
@@ -258,6 +260,8 @@ class SamplingParams:
             raise ValueError(
                 f"cache_salt must be a non-empty string of valid Unicode, got {self.cache_salt!r}"
             )
+        if self.tenant != "" and not is_text(self.tenant):
+            raise ValueError(f"tenant must be a string of valid Unicode, got {self.tenant!r}")
         if self.repetition_detection is not None:
             set_("repetition_detection", _repetition_detection(self.repetition_detection))
         if self.structured is not None:

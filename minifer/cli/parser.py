@@ -62,6 +62,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
     "skip_special_tokens": ("", "leave tokens like <|im_end|> out of the text (default: yes)"),
     "detokenize": ("", "turn tokens into text (default: yes)"),
     "priority": ("N", "smaller is sooner, with --scheduling-policy priority"),
+    "tenant": ("NAME", "on whose behalf, for --scheduling-policy vtc"),
     "cache_salt": ("TEXT", "share cached prefixes with requests of this salt only"),
     "repetition_detection": (
         "JSON",
@@ -94,10 +95,30 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     ),
     "max_num_seqs": ("N", "sequences in one step"),
     "max_num_batched_tokens": ("N", "token budget of one step"),
+    "enable_chunked_prefill": (
+        "",
+        "cut prompts into pieces that share steps with decodes (default: yes); without it whole "
+        "prompts go first, and one longer than the budget goes alone",
+    ),
     "max_prefill_chunk": ("N", "tokens of one prompt in one step; none: the whole budget"),
     "max_model_len": ("N", "tokens of prompt and answer; none: what the model was trained for"),
-    "scheduling_policy": ("", "who goes first"),
+    "scheduling_policy": (
+        "",
+        "who goes first: the oldest (fcfs), by priority, the longest cached prefix (lpm), the "
+        "shortest prefill, as it began (sjf) or asked anew every step (srpt), who had the fewest "
+        "tokens so far (mlfq), or the tenant that had the fewest (vtc)",
+    ),
     "priority_ageing_steps": ("N", "steps of waiting worth one level of priority; none: never"),
+    "prefill_ageing": (
+        "X",
+        "sjf, srpt: prefill forgiven for waiting, as a share of what is computed meanwhile; 0: "
+        "none, and long prompts may wait for ever",
+    ),
+    "mlfq_quantum": ("N", "mlfq: tokens of the first level; each next one has twice as many"),
+    "mlfq_starvation_steps": (
+        "N",
+        "mlfq: steps of waiting after which a request starts again at the first level; none: never",
+    ),
     "block_size": ("N", "tokens in a block of the KV cache"),
     "num_kv_blocks": ("N", "blocks of the KV cache; overrides --kv-cache-bytes"),
     "kv_cache_bytes": ("N", "bytes of the KV cache; none: a share of what is free"),

@@ -128,6 +128,10 @@ class KVCacheManager:
         most = self._most_cached(request)
         return self.tiers.lookup(request, request.prefix_keys[len(cached) : most])
 
+    def num_found(self, cached: Sequence[int], stored: TierHit) -> int:
+        """Tokens in blocks of the device and in what a tier has behind them."""
+        return (len(cached) + len(stored)) * self.block_size - stored.short
+
     def can_allocate(
         self,
         request: Request,
@@ -155,7 +159,7 @@ class KVCacheManager:
         request: Request,
         num_new: int,
         cached: Sequence[int] = (),
-        stored: Sequence[StoredBlock] = (),
+        stored: TierHit | None = None,
     ) -> Allocation:
         """Give the request room for its next `num_new` tokens, after hits.
 
@@ -171,9 +175,9 @@ class KVCacheManager:
             self._take_hit(request, cached)
         if stored:
             loaded = self.pool.allocate(len(stored), request.request_id)
-            done.loads = list(zip(loaded, stored, strict=True))
+            done.loads = list(zip(loaded, stored.blocks, strict=True))
             request.block_table += loaded
-            request.num_computed_tokens += len(loaded) * self.block_size
+            request.num_computed_tokens = self.num_found(cached, stored)
         table, first = request.block_table, request.num_computed_tokens // self.block_size
         if first < len(table) and self._refs(table[first]) > 1:
             (copy,) = self.pool.allocate(1, request.request_id)
@@ -288,7 +292,7 @@ class KVCacheManager:
         if first and self.enable_prefix_caching:
             self.stats.num_queries += request.num_tokens
             self.stats.num_hits += num_cached
-            request.group.num_cached_tokens = num_cached + len(stored) * self.block_size
+            request.group.num_cached_tokens = num_cached + self.num_found((), stored)
 
     def collect(self) -> None:
         """Take over what has come from the disk since the last step."""

@@ -9,16 +9,34 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
 from minifer.request import Request
+from minifer.scheduling.plan import ScheduledRequest
 
 LPM_LIMIT = 128  # SGLang: with more waiting, sorting by prefix costs more than it saves
 
 
+@dataclass(frozen=True)
+class Measure:
+    """left: work before a request's next token. arrived: when it came, on a clock that counts the
+    work done meanwhile. Both in tokens, or both in seconds."""
+
+    left: Callable[[Request], float]
+    arrived: Callable[[Request], float]
+
+
 class Policy(Protocol):
-    """A queue of waiting requests with an opinion."""
+    """A queue of waiting requests with an opinion.
+
+    steady: the order changes only when requests come or go, not with every step. reorders: it
+    wants to be asked whether the head of the queue may overtake running requests.
+    """
+
+    steady: bool = True
+    reorders: bool = False
 
     def add(self, request: Request) -> None: ...
 
@@ -34,20 +52,38 @@ class Policy(Protocol):
 
     def remove(self, request: Request) -> None: ...
 
+    def admit(self, request: Request) -> None:
+        """Remove a request because it runs from now on."""
+        self.remove(request)
+
+    def order(self, running: Sequence[Request]) -> Sequence[Request]:
+        """In which order the running requests get their tokens.
+
+        Those in the middle of their loops first: they have their share of the budget already.
+        """
+        return sorted(running, key=lambda request: request.suspended is None)
+
     def victim(self, running: Sequence[Request]) -> Request:
         """Who of the running gives up its blocks."""
-        ...
+        return running[-1]
 
     def outranks(self, running: Request) -> bool:
         """May the head of the queue take the place of `running`?"""
-        ...
+        return False
+
+    def overtakes(self, running: Request) -> bool:
+        """May the head of the queue get its tokens before `running`, if there is room for both?"""
+        return False
+
+    def served(self, entries: Sequence[ScheduledRequest], steps: int) -> None:
+        """So much has been computed, in so many equal steps."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Request]: ...
 
 
-class FCFS:
+class FCFS(Policy):
     """First come, first served. The last to start running is the first to be preempted."""
 
     def __init__(self) -> None:
@@ -72,12 +108,6 @@ class FCFS:
         else:
             self._queue.remove(request)
 
-    def victim(self, running: Sequence[Request]) -> Request:
-        return running[-1]
-
-    def outranks(self, running: Request) -> bool:
-        return False
-
     def __len__(self) -> int:
         return len(self._queue)
 
@@ -85,7 +115,41 @@ class FCFS:
         return iter(self._queue)
 
 
-class Priority:
+class Ranked(Policy):
+    """The smallest rank first, then the oldest. The rank of a waiting request never changes."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, float, int, Request]] = []
+        self._count = 0
+
+    def rank(self, request: Request) -> float:
+        raise NotImplementedError
+
+    def add(self, request: Request) -> None:
+        self._count += 1
+        item = (self.rank(request), request.arrival, self._count, request)
+        heapq.heappush(self._heap, item)
+
+    put_back = resume = add
+
+    def head(self) -> Request:
+        return self._heap[0][-1]
+
+    def remove(self, request: Request) -> None:
+        if self._heap[0][-1] is request:
+            heapq.heappop(self._heap)
+        else:
+            self._heap = [item for item in self._heap if item[-1] is not request]
+            heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (item[-1] for item in sorted(self._heap, key=lambda item: item[:3]))
+
+
+class Priority(Ranked):
     """The smallest `priority` first, then the oldest; waiting counts.
 
     ageing_steps: steps of waiting worth one priority level, None for no ageing. All wait at the
@@ -98,45 +162,21 @@ class Priority:
     """
 
     def __init__(self, ageing_steps: int | None = None) -> None:
+        super().__init__()
         self._ageing = ageing_steps
-        self._heap: list[tuple[float, float, int, Request]] = []
-        self._count = 0
 
-    def add(self, request: Request) -> None:
-        self._count += 1
-        heapq.heappush(self._heap, (*self._rank(request), self._count, request))
-
-    put_back = resume = add
-
-    def _rank(self, request: Request) -> tuple[float, float]:
-        priority, arrival = request.params.priority, request.arrival
-        if self._ageing is None:
-            return (priority, arrival)
-        return (priority * self._ageing + request.arrival_step, arrival)
-
-    def head(self) -> Request:
-        return self._heap[0][-1]
-
-    def remove(self, request: Request) -> None:
-        if self._heap[0][-1] is request:
-            heapq.heappop(self._heap)
-        else:
-            self._heap = [item for item in self._heap if item[-1] is not request]
-            heapq.heapify(self._heap)
+    def rank(self, request: Request) -> float:
+        priority = request.params.priority
+        return priority if self._ageing is None else priority * self._ageing + request.arrival_step
 
     def victim(self, running: Sequence[Request]) -> Request:
         return max(running, key=lambda r: (r.params.priority, r.arrival, r.index))
 
     def outranks(self, running: Request) -> bool:
         waiting = self.head()
-        better = waiting.params.priority < running.params.priority
-        return better and self._rank(waiting) < self._rank(running)
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def __iter__(self) -> Iterator[Request]:
-        return (item[-1] for item in sorted(self._heap, key=lambda item: item[:3]))
+        if waiting.params.priority >= running.params.priority:
+            return False
+        return (self.rank(waiting), waiting.arrival) < (self.rank(running), running.arrival)
 
 
 class LongestPrefixFirst(FCFS):

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from minifer.config import EngineConfig
 from minifer.events import EventBus
 from minifer.kv.manager import KVCacheManager
-from minifer.kv.tiers.dram import StoredBlock
+from minifer.kv.tiers.tiers import TierHit
 from minifer.request import Request, RequestStatus
+from minifer.scheduling.disciplines import ShortestFirst, SkipJoinMLFQ, VirtualTokenCounter
 from minifer.scheduling.plan import ScheduledRequest, SchedulePlan
-from minifer.scheduling.policies import FCFS, LongestPrefixFirst, Policy, Priority
+from minifer.scheduling.policies import FCFS, LongestPrefixFirst, Measure, Policy, Priority
 
 if TYPE_CHECKING:
     from minifer.execution.speculation.proposer import Proposer
@@ -37,11 +38,16 @@ class Scheduler:
         kv: KVCacheManager,
         events: EventBus | None = None,
         proposer: Proposer | None = None,
+        measure: Measure | None = None,
     ) -> None:
+        """measure: how `sjf` and `srpt` measure requests; None: in tokens and steps."""
         self.config = config
         self.kv = kv
         self.proposer = proposer  # None: no speculation
         self.running: list[Request] = []
+        step = config.max_num_batched_tokens  # what is done while a request waits for one step
+        tokens = Measure(self._prefill_left, lambda r: r.arrival_step * step)
+        self._measure = tokens if measure is None else measure
         self.waiting: Policy = self._make_policy()
         self.loading: list[Request] = []  # out of the queue until their KV is here from the disk
         self.num_preemptions = 0
@@ -50,11 +56,22 @@ class Scheduler:
         self._arrivals = 0
 
     def _make_policy(self) -> Policy:
-        if self.config.scheduling_policy == "priority":
-            return Priority(self.config.priority_ageing_steps)
-        if self.config.scheduling_policy == "lpm":
+        config, name = self.config, self.config.scheduling_policy
+        if name == "priority":
+            return Priority(config.priority_ageing_steps)
+        if name == "lpm":
             return LongestPrefixFirst(lambda r: len(self.kv.find_cached(r)))
-        return FCFS()
+        if name in ("sjf", "srpt"):
+            return ShortestFirst(self._measure, config.prefill_ageing, name == "srpt")
+        if name == "mlfq":
+            quantum, starving = config.mlfq_quantum, config.mlfq_starvation_steps
+            return SkipJoinMLFQ(self._prefill_left, quantum, starving)
+        return VirtualTokenCounter() if name == "vtc" else FCFS()
+
+    def _prefill_left(self, request: Request) -> int:
+        """Tokens to compute before the request gets its next one."""
+        cached = len(self.kv.find_cached(request)) if not request.num_computed_tokens else 0
+        return request.num_tokens - (request.num_computed_tokens or cached * self.kv.block_size)
 
     # -- requests come and go
 
@@ -110,19 +127,25 @@ class Scheduler:
         self._resume_loaded()
         if self.waiting:
             self._make_room(plan)
-        budget = self._schedule_running(plan, self.config.max_num_batched_tokens)
-        if budget is not None:
+        budget = self.config.max_num_batched_tokens
+        if not self.config.enable_chunked_prefill:
             self._schedule_waiting(plan, budget)
+            if plan:
+                return plan  # nobody decodes while prompts are computed
+        left = self._schedule_running(plan, budget)
+        if left is not None:
+            self._schedule_waiting(plan, left)
             self._schedule_drafts(plan)
         return plan
 
     def _schedule_running(self, plan: SchedulePlan, budget: int) -> int | None:
         """Returns what is left of the budget, or None when somebody was preempted."""
-        preempted = False
-        # Those in the middle of their loops first: they have their share of the budget already.
-        for request in sorted(self.running, key=lambda r: r.suspended is None):
+        preempted, reorders = False, self.waiting.reorders
+        for request in self.waiting.order(self.running):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by one before it
+            if reorders and not preempted:
+                budget = self._schedule_waiting(plan, budget, before=request)
             num_new = request.num_suspended_tokens
             num_new = num_new or self._num_new(request, request.num_computed_tokens, budget)
             if num_new == 0:
@@ -138,9 +161,14 @@ class Scheduler:
                 budget -= num_new
         return None if preempted else budget
 
-    def _schedule_waiting(self, plan: SchedulePlan, budget: int) -> None:
+    def _schedule_waiting(
+        self, plan: SchedulePlan, budget: int, before: Request | None = None
+    ) -> int:
+        """Returns what is left of the budget. before: admit those who may overtake this one."""
         # With no free seat the head is not asked for: `lpm` looks up every waiting request for it.
         while self.waiting and budget > 0 and self.seats_taken < self.config.max_num_seqs:
+            if before is not None and not self.waiting.overtakes(before):
+                break
             request = self.waiting.head()
             if self.seats_taken + _seats(request) > self.config.max_num_seqs:
                 break
@@ -150,18 +178,20 @@ class Scheduler:
                 self.waiting.remove(request)
                 self.loading.append(request)
                 continue
-            num_cached, num_stored = (len(hit) * self.kv.block_size for hit in (cached, stored))
-            num_new = self._num_new(request, num_cached + num_stored, budget)
+            num_cached = len(cached) * self.kv.block_size
+            num_found = self.kv.num_found(cached, stored)
+            num_new = self._num_new(request, num_found, budget)
             if num_new == 0:
                 break
-            if not self.kv.can_allocate(request, num_stored + num_new, cached):
+            if not self.kv.can_allocate(request, num_found - num_cached + num_new, cached):
                 break
-            self.waiting.remove(request)
+            self.waiting.admit(request)
             request.status = RequestStatus.RUNNING
             self.running.append(request)
             self.kv.count_lookup(request, num_cached, stored)
-            self._schedule(request, num_new, plan, cached, stored.blocks)
+            self._schedule(request, num_new, plan, cached, stored)
             budget -= num_new
+        return budget
 
     def _schedule_drafts(self, plan: SchedulePlan) -> None:
         """Drafts get what nobody else wanted: never another request's blocks or budget."""
@@ -192,8 +222,10 @@ class Scheduler:
         if request.overwrites_kv:  # a prompt in one piece, then token by token
             whole = max(1, request.num_prompt_tokens - computed)
             return whole if whole <= budget else 0
-        chunk = self.config.max_prefill_chunk or budget
-        return min(request.num_tokens - computed, chunk, budget)
+        left = request.num_tokens - computed
+        if not self.config.enable_chunked_prefill:  # one that no step has room for goes alone
+            return left if left <= budget or budget == self.config.max_num_batched_tokens else 0
+        return min(left, self.config.max_prefill_chunk or budget, budget)
 
     def _schedule(
         self,
@@ -201,7 +233,7 @@ class Scheduler:
         num_new: int,
         plan: SchedulePlan,
         cached: Sequence[int] = (),
-        stored: Sequence[StoredBlock] = (),
+        stored: TierHit | None = None,
     ) -> None:
         allocation = self.kv.allocate(request, num_new, cached, stored)
         start = request.num_computed_tokens
@@ -223,9 +255,9 @@ class Scheduler:
         stored = self.kv.find_stored(head, cached)
         if stored is None:
             return  # not before its blocks are here
-        num_cached, num_stored = (len(hit) * self.kv.block_size for hit in (cached, stored))
-        budget = self.config.max_num_batched_tokens
-        num_new = num_stored + self._num_new(head, num_cached + num_stored, budget)
+        num_found = self.kv.num_found(cached, stored)
+        num_new = self._num_new(head, num_found, self.config.max_num_batched_tokens)
+        num_new += num_found - len(cached) * self.kv.block_size
 
         def fits(without: list[Request]) -> bool:
             seats = self.seats_taken + _seats(head) - sum(_seats(r) for r in without)
@@ -260,11 +292,17 @@ class Scheduler:
             self._events.emit("scheduling", "request.preempted", request.request_id)
         return freed
 
-    def advance(self, plan: SchedulePlan) -> None:
-        """The step has been computed: the tokens it completed are in the cache."""
+    def advance(self, plan: SchedulePlan, steps: int = 1) -> None:
+        """The step has been computed: the tokens it completed are in the cache.
+
+        steps: a plan of decodes alone may have been computed so often, one token further each
+        time (a simulator does that while nothing could change it).
+        """
+        self._step += steps - 1
+        self.waiting.served(plan.scheduled, steps)
         for entry in plan.scheduled:
             if entry.completed:
-                entry.request.num_computed_tokens = entry.end - entry.num_draft
+                entry.request.num_computed_tokens = entry.end - entry.num_draft + steps - 1
                 entry.allocation.computed = True
                 self.kv.publish_computed(entry.request, entry.allocation)
 

@@ -81,6 +81,7 @@ SAMPLING: Mapping[str, Kind] = {
     "skip_special_tokens": BOOLEAN,
     "detokenize": BOOLEAN,
     "priority": INTEGER,
+    "tenant": STRING,
     "cache_salt": STRING,
     "repetition_detection": OBJECT,
     "num_loops": INTEGER,
@@ -90,6 +91,7 @@ SAMPLING: Mapping[str, Kind] = {
 COMMON: Mapping[str, Kind] = {
     **SAMPLING,
     "model": STRING,
+    "user": STRING,  # OpenAI's name for a tenant
     "stream": BOOLEAN,
     "stream_options": OBJECT,
     "response_format": OBJECT,
@@ -119,8 +121,7 @@ CHAT: Mapping[str, Kind] = {
 # What a client may say about itself or about OpenAI's service; no answer depends on it.
 # name → the values that are taken, None for any.
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...] | None] = {
-    "user": None,  # an end user's name, for OpenAI's abuse reports
-    "safety_identifier": None,  # its successor
+    "safety_identifier": None,  # an end user's name, for OpenAI's abuse reports
     "metadata": None,  # labels of stored answers; nothing is stored here
     "store": (False,),
     "service_tier": ("auto", "default"),

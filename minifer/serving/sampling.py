@@ -31,6 +31,8 @@ def sampling_params(
     the server's limit, -1 for none. Raises `APIError` 400.
     """
     values = {name: fields[name] for name in SAMPLING if name in fields}
+    if "user" in fields:
+        values.setdefault("tenant", fields["user"])
     values |= {"max_tokens": max_tokens, "logprobs": logprobs, "output_kind": OutputKind.DELTA}
     for name in ("logprobs", "prompt_logprobs"):
         asked = values.get(name)

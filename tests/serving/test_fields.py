@@ -70,6 +70,8 @@ ELSEWHERE = {
     "num_loops": "test_loop_requests.py",
     "exit_threshold": "test_loop_requests.py",
     "priority": "test_case_115_priority_decides_who_runs_first",
+    "tenant": "test_case_115_a_tenant_has_two_names",
+    "user": "test_case_115_a_tenant_has_two_names",
     "cache_salt": "test_case_115_a_salt_keeps_prefixes_apart",
     "tool_choice": "test_tools.py",
     "parallel_tool_calls": "test_tools.py",
@@ -221,6 +223,18 @@ def test_case_115_priority_decides_who_runs_first():
         for connection in connections:
             connection.close()
         server.wait_until_idle()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_case_115_a_tenant_has_two_names(server: Live, route: str, monkeypatch):
+    engine, tenants = server.llm.engine, []
+    add = engine.add_request
+    monkeypatch.setattr(
+        engine, "add_request", lambda *a, **k: (tenants.append(a[2].tenant), add(*a, **k))[1]
+    )
+    for names in ({}, {"tenant": "acme"}, {"user": "ann"}, {"tenant": "acme", "user": "ann"}):
+        server.post(route, **{**BASE[route], **names, "max_tokens": 1})
+    assert tenants == ["", "acme", "ann", "acme"]
 
 
 def test_case_115_a_templates_variables_reach_it(server: Live, monkeypatch):

@@ -42,10 +42,12 @@ POLL_SECONDS = 0.02  # how long a step without work sleeps at most
 class TierHit:
     """What of a request's prefix lies below the device: `blocks` to load, in order.
 
+    short: tokens that the last of them lacks to be full, as it may when it is no tier's block.
     refused: blocks a tier has and that are not loaded, because computing them is faster.
     """
 
     blocks: list[StoredBlock] = field(default_factory=list)
+    short: int = 0
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
 
     def __len__(self) -> int:
