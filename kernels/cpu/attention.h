@@ -22,8 +22,13 @@ constexpr int TILE = LANES;  // keys whose scores are known before the maximum m
 
 // x [C] is turned by the angles position · inv_freq[i]: pair (i, i + C/2).
 inline void rotate(float* x, const float* cos, const float* sin) {
-    constexpr int half = C / 2;
-    for (int i = 0; i < half; i++) {
+    constexpr int half = C / 2, whole = half / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES) {
+        f32x16 a = load(x + i), b = load(x + i + half), c = load(cos + i), s = load(sin + i);
+        store(x + i, a * c - b * s);
+        store(x + i + half, b * c + a * s);
+    }
+    for (int i = whole; i < half; i++) {
         float a = x[i], b = x[i + half];
         x[i] = a * cos[i] - b * sin[i];
         x[i + half] = b * cos[i] + a * sin[i];

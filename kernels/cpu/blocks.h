@@ -13,7 +13,8 @@
 namespace minifer {
 
 constexpr int BLOCK = 16;  // rows of a block
-constexpr int SPAN = 32;   // keys of a span: two panels
+constexpr int SPAN = 64;   // keys of a span,
+constexpr int PANELS = SPAN / LANES;  // which are as many panels
 constexpr int EIGHT = 8;   // queries that panels meet at a time
 constexpr int QUERIES = (BLOCK * G + EIGHT - 1) / EIGHT * EIGHT;
 
@@ -73,10 +74,11 @@ inline void key_panel(const bf16* keys, const int64_t* offset, int count, bf16* 
     }
 }
 
-// The values of a span as C / 16 panels of SPAN columns, one after the other.
+// The values of a span as C / 16 panels of SPAN columns, one after the other; of those behind the
+// last pair of key panels nothing is written.
 template <class S>
 inline void value_panels(const S* values, const int64_t* offset, int count, float* to) {
-    for (int j = 0; j < SPAN; j++)
+    for (int j = 0; j < round_up(count, 2 * LANES); j++)
         for (int c = 0; c < PARTS; c++)
             store(to + (c * SPAN + j) * LANES,
                   j < count ? load(values + offset[j] + c * LANES) : f32x16{});
@@ -87,7 +89,7 @@ inline void value_panels(const bf16* values, const int64_t* offset, int count, b
         if (j >= count) return u32x16{};
         return __builtin_convertvector(load_as<u16x16>(values + offset[j] + c * LANES), u32x16);
     };
-    for (int j = 0; j < SPAN; j += 2)
+    for (int j = 0; j < round_up(count, 2 * LANES); j += 2)
         for (int c = 0; c < PARTS; c++) {
             u32x16 pair = wide(j, c) | (wide(j + 1, c) << 16);
             std::memcpy(to + (c * SPAN + j) * LANES, &pair, sizeof pair);
@@ -121,50 +123,63 @@ public:
             int count = std::min(SPAN, last - start);
             int64_t offset[SPAN];
             for (int j = 0; j < count; j++) offset[j] = walk.next() * cache.stride;
-            for (int p = 0; p < 2; p++)
+            for (int p = 0; p * LANES < round_up(count, 2 * LANES); p++)
                 key_panel(cache.keys, offset + p * LANES, std::min(LANES, count - p * LANES), keys[p]);
             value_panels(cache.values, offset, count, &values[0][0]);
-            for (int i = 0; i < count_; i += EIGHT) eight(i, start, position, window);
+            for (int i = 0; i < count_; i += EIGHT) eight(i, start, count, position, window);
         }
         for (int i = 0; i < count_; i++)
             for (int c = 0; c < C; c += LANES) store(&out[i][c], load(&out[i][c]) / total[i]);
     }
 
 private:
-    // Queries i … i + 7 meet the span that begins at position `start`.
-    void eight(int i, int start, int position, int64_t window) {
+    // Queries i … i + 7 meet the span of `count` keys that begins at position `start`.
+    void eight(int i, int start, int count, int position, int64_t window) {
         constexpr float NOTHING = -std::numeric_limits<float>::infinity();
         constexpr int KIND = sizeof(A) == 2 ? BF16 : F32;
+        const int panels = round_up(count, 2 * LANES) / LANES;  // those with a key, in pairs
         Vector<A> in[EIGHT], weighted[EIGHT];
         alignas(64) A weights[EIGHT][SPAN];
-        float shrink[EIGHT];
         for (int b = 0; b < EIGHT; b++) {
             in[b] = {q[i + b], nullptr};
             weighted[b] = {weights[b], nullptr};
         }
-        f32x16 scores[2][EIGHT] = {};
-        dot<2, EIGHT, false>(KIND, (const char*)keys, sizeof keys[0], C, in, scores);
+        f32x16 scores[PANELS / 2][2][EIGHT] = {};
+        for (int p = 0; p < panels; p += 2)
+            dot<2, EIGHT, false>(KIND, (const char*)keys[p], sizeof keys[0], C, in, scores[p / 2]);
+        f32x16 fall = {};  // of the maximum of each query
+        float base[EIGHT];
         for (int b = 0; b < EIGHT; b++) {
             int seen = position + (i + b) / G + 1 - start;  // keys of the span up to the row's own
             int hidden = window ? int(std::max<int64_t>(0, seen - window)) : 0;
-            f32x16 s[2];
-            for (int p = 0; p < 2; p++) {
+            f32x16 most = splat(NOTHING);
+            for (int p = 0; p < panels; p++) {
                 i32x16 lane = LANE + p * LANES;
-                s[p] = choose((lane < seen) & (lane >= hidden), scores[p][b], splat(NOTHING));
+                f32x16& s = scores[p / 2][p % 2][b];
+                if (seen < (p + 1) * LANES || hidden > 0)
+                    s = choose((lane < seen) & (lane >= hidden), s, splat(NOTHING));
+                most = choose(s > most, s, most);
             }
-            float m = std::max(top[i + b], std::max(largest(s[0]), largest(s[1])));
-            float base = m == NOTHING ? 0 : m;  // no key yet: all weights are 0
-            shrink[b] = exp(splat(top[i + b] - base))[0];
-            f32x16 e0 = exp(s[0] - base), e1 = exp(s[1] - base);
-            store(weights[b], e0);
-            store(weights[b] + LANES, e1);
-            total[i + b] = total[i + b] * shrink[b] + sum(e0 + e1);
+            float m = std::max(top[i + b], largest(most));
+            base[b] = m == NOTHING ? 0 : m;  // no key yet: all weights are 0
+            fall[b] = top[i + b] - base[b];
             top[i + b] = m;
+        }
+        f32x16 shrink = exp(fall);
+        for (int b = 0; b < EIGHT; b++) {
+            f32x16 whole = {};
+            for (int p = 0; p < panels; p++) {
+                f32x16 e = exp(scores[p / 2][p % 2][b] - base[b]);
+                store(weights[b] + p * LANES, e);
+                whole += e;
+            }
+            total[i + b] = total[i + b] * shrink[b] + sum(whole);
         }
         constexpr int P = PARTS % 2 ? 1 : 2;
         for (int c = 0; c < PARTS; c += P) {
             f32x16 sums[P][EIGHT] = {};
-            dot<P, EIGHT, false>(KIND, (const char*)values[c], sizeof values[0], SPAN, weighted, sums);
+            dot<P, EIGHT, false>(
+                KIND, (const char*)values[c], sizeof values[0], panels * LANES, weighted, sums);
             for (int b = 0; b < EIGHT; b++)
                 for (int p = 0; p < P; p++) {
                     float* to = &out[i + b][(c + p) * LANES];
@@ -175,7 +190,7 @@ private:
 
     int count_ = 0;
     alignas(64) A q[QUERIES][C];
-    alignas(64) A keys[2][C * LANES];
+    alignas(64) A keys[PANELS][C * LANES];
     alignas(64) A values[PARTS][SPAN * LANES];
     alignas(64) float out[QUERIES][C];
     float top[QUERIES], total[QUERIES];

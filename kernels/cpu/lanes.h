@@ -22,6 +22,8 @@ namespace minifer {
 
 constexpr int LANES = 16;
 
+inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));

@@ -20,8 +20,6 @@ namespace minifer {
 constexpr int STRETCH = 64;  // positions of a context that are worth a unit of work,
 constexpr int MOST = 16;     // of which a context has this many at most
 
-inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
-
 // Vectors [T, columns] in the type they are multiplied in, zero beyond their width.
 template <class T>
 struct Vectors {
