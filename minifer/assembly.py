@@ -11,6 +11,22 @@ from minifer.execution.speculation.proposer import load_draft, make_proposer
 from minifer.kv.tiers.opening import open_tiers
 from minifer.request import SamplingParams
 from minifer.scheduling.admission import Limits
+from minifer.weights.resolve import LoadedModel, load_model
+
+
+def load(config: EngineConfig) -> LoadedModel:
+    """The model of an engine: all of it, or what rank 0 holds of one that is cut for several.
+
+    Raises `ValueError` as `load_model` does, and for a model that cannot be cut so.
+    """
+    if config.tensor_parallel_size == 1:
+        return load_model(str(config.model), config.dtype, config.device, config.quantize)
+    from minifer.execution.parallel.loading import load_rank, places
+    from minifer.execution.parallel.shard import Shard
+
+    size = config.tensor_parallel_size
+    device = places(config.device, size)[0]
+    return load_rank(str(config.model), config.dtype, device, Shard(0, size))
 
 
 def parts_of(loaded: Any, config: EngineConfig) -> dict[str, Any]:

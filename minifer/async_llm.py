@@ -217,8 +217,8 @@ class AsyncLLM:
 
     @property
     def is_alive(self) -> bool:
-        """Does the engine take requests?"""
-        return self._thread.is_alive() and not self._closed
+        """Does the engine take requests, with all of its processes there?"""
+        return self._thread.is_alive() and not self._closed and self.engine.lost is None
 
     def _submit(self, command: Callable[[], None], or_raise: bool = True) -> None:
         with self._closing:

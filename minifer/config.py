@@ -127,6 +127,8 @@ class EngineConfig:
     dtype: str = "auto"  # float32 on a CPU, the checkpoint's dtype on a GPU
     device: str = "auto"
     backend: str = "torch"
+    tensor_parallel_size: int = 1  # processes, each with its part of every matrix and its heads
+    distributed_timeout_seconds: float = 60.0  # of waiting for another of them, until all is lost
     # Matrices as codes, on a CPU: those of the model's own GGUF file, or made while loading. With
     # dtype="auto" the rest is then bfloat16, which torch's packed products take.
     quantize: str = "none"
@@ -178,6 +180,7 @@ class EngineConfig:
         positive = ["max_num_seqs", "max_num_batched_tokens", "block_size", "kv_disk_bytes"]
         positive += ["num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"]
         positive += ["mlfq_quantum"]
+        positive.append("tensor_parallel_size")
         optional = [
             "speculative_num_loops",
             "max_prefill_chunk",
@@ -213,6 +216,12 @@ class EngineConfig:
             raise ValueError(
                 "max_prefill_chunk needs enable_chunked_prefill=True, got "
                 f"{self.max_prefill_chunk} with False"
+            )
+        patience = self.distributed_timeout_seconds
+        number = isinstance(patience, (int, float)) and not isinstance(patience, bool)
+        if not number or not 0 < patience < math.inf:
+            raise ValueError(
+                f"distributed_timeout_seconds must be above 0 and finite, got {patience!r}"
             )
         if not isinstance(self.device, str):
             raise ValueError(f'device must be a string such as "cpu", got {self.device!r}')
@@ -250,7 +259,24 @@ class EngineConfig:
                 f"loop_kv_policy={self.loop_kv_policy} needs enable_prefix_caching=False: its KV "
                 "is overwritten, so a prefix found is not a prefix computed"
             )
+        self._check_ranks()
         self._check_speculation()
+
+    def _check_ranks(self) -> None:
+        """What several ranks of one model cannot do yet."""
+        if self.tensor_parallel_size == 1:
+            return
+        for name, value, allowed in (
+            ("backend", self.backend, ("torch", "triton")),
+            ("quantize", self.quantize, ("none",)),
+            ("kv_dram_bytes", self.kv_dram_bytes, (None,)),
+            ("kv_disk_path", self.kv_disk_path, (None,)),
+        ):
+            if value not in allowed:
+                raise ValueError(
+                    f"{name} must be {' or '.join(map(str, allowed))} with tensor_parallel_size="
+                    f"{self.tensor_parallel_size}, got {value!r}"
+                )
 
     def _check_speculation(self) -> None:
         method = self.speculative_method

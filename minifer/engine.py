@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from minifer.assembly import parts_of
+from minifer.assembly import load, parts_of
 from minifer.config import EngineConfig
 from minifer.events import EventBus, EventSink, StepTimer
 from minifer.exclusive import one_at_a_time
@@ -134,12 +134,9 @@ class Engine:
 
         options: fields of `EngineConfig`. Raises `ValueError` for an unknown or bad one.
         """
-        from minifer.weights.resolve import load_model
-
         config = EngineConfig.from_kwargs(model=model, **options)
         prepare_backend(config)
-        loaded = load_model(model, config.dtype, config.device, config.quantize)
-        return cls.from_loaded(loaded, config, sinks=sinks, clock=clock)
+        return cls.from_loaded(load(config), config, sinks=sinks, clock=clock)
 
     @classmethod
     def from_loaded(cls, loaded: Any, config: EngineConfig, **parts: Any) -> Engine:
@@ -451,13 +448,24 @@ class Engine:
 
     # -- the end
 
+    @property
+    def lost(self) -> str | None:
+        """Why no request can succeed any more: one of its processes is gone. None: all is well."""
+        runner = getattr(self, "runner", None)  # asked by any thread, while `close` drops it
+        reason: str | None = getattr(runner, "lost", None)
+        return reason
+
     def close(self) -> None:
-        """Abort what is left and let go of the model and its cache. Safe to call twice."""
+        """Abort what is left, let go of the model and its cache, and end the processes of its other
+        ranks. Safe to call twice."""
         for request_id in list(self._requests):
             self.abort(request_id)
         if not self._closed:
             self._closed = True
             self.kv.close()
+            close_runner = getattr(self.runner, "close", None)
+            if close_runner is not None:
+                close_runner()
             del self.runner
 
     def __enter__(self) -> Engine:

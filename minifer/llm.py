@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
+from minifer.assembly import load
 from minifer.config import EngineConfig
 from minifer.engine import Engine
 from minifer.events import EventSink
@@ -70,12 +71,10 @@ class LLM:
     def __init__(
         self, model: str = "default", *, sinks: Sequence[EventSink] = (), **options: Any
     ) -> None:
-        from minifer.weights.resolve import load_model
-
         config = EngineConfig.from_kwargs(model=model, **options)
         prepare_backend(config)
         start = time.perf_counter()
-        loaded = load_model(model, config.dtype, config.device, config.quantize)
+        loaded = load(config)
         self.load_seconds = time.perf_counter() - start
         self.notice = loaded.notice
         self.generation_defaults = loaded.generation_defaults

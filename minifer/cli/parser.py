@@ -88,6 +88,14 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
         "makes for this CPU, our Triton kernels one by one, or the megakernel for decode steps; "
         "the last two are slow on a CPU, where kernels are interpreted",
     ),
+    "tensor_parallel_size": (
+        "P",
+        "cut the model for P processes: each holds its part of every matrix and of the KV cache",
+    ),
+    "distributed_timeout_seconds": (
+        "S",
+        "seconds that one of them may keep the others waiting before the engine gives up",
+    ),
     "quantize": (
         "",
         "weights as 8- or 4-bit codes, on a CPU: those of the model's GGUF file, or made from any "
@@ -121,7 +129,10 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     ),
     "block_size": ("N", "tokens in a block of the KV cache"),
     "num_kv_blocks": ("N", "blocks of the KV cache; overrides --kv-cache-bytes"),
-    "kv_cache_bytes": ("N", "bytes of the KV cache; none: a share of what is free"),
+    "kv_cache_bytes": (
+        "N",
+        "bytes of the KV cache, in each process; none: a share of what is free",
+    ),
     "enable_prefix_caching": ("", "reuse the KV of equal beginnings (default: yes)"),
     "prefix_index": ("", "how equal beginnings are found"),
     "kv_dram_bytes": ("N", "bytes for copies of KV blocks in DRAM; none: no such tier"),
@@ -244,10 +255,11 @@ def add_model_option(parser: Parser) -> None:
     )
 
 
-def add_engine_options(parser: Parser) -> None:
-    """All fields of `EngineConfig`."""
+def add_engine_options(parser: Parser, only: Iterable[str] | None = None) -> None:
+    """All fields of `EngineConfig`, or `only` some."""
     engine = parser.add_argument_group("engine (the fields of minifer.EngineConfig)")
-    _add_fields(engine, EngineConfig, ENGINE_HELP, NOT_ENGINE_OPTIONS)
+    skip = set() if only is None else {field.name for field in fields(EngineConfig)} - set(only)
+    _add_fields(engine, EngineConfig, ENGINE_HELP, NOT_ENGINE_OPTIONS | skip)
 
 
 def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -258,6 +270,18 @@ def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
 def engine_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `EngineConfig` that were given, and no others."""
     return _given(arguments, EngineConfig, NOT_ENGINE_OPTIONS)
+
+
+def engine_arguments(model: str | None, options: Mapping[str, Any]) -> list[str]:
+    """What `engine_fields` has read, written for another command's line."""
+    arguments = [] if model is None else ["--model", model]
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            arguments += [f"--{flag}", "none" if value is None else str(value)]
+    return arguments
 
 
 def _add_fields(

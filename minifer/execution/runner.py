@@ -139,7 +139,12 @@ def make_backend(name: str, device: str) -> Backend:
 def make_runner(
     model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int
 ) -> ModelRunner:
-    """The runner of `engine.backend`. Raises `ValueError` where it cannot run this model here."""
+    """The runner of `engine.backend`, or of several ranks. Raises `ValueError` where it cannot run
+    this model here. `close` a runner that has one."""
+    if engine.tensor_parallel_size > 1:
+        from minifer.execution.parallel.runner import parallel_runner
+
+        return parallel_runner(model, engine, num_blocks)
     if engine.backend in ("triton", "megakernel"):
         for name, weight in quantized_weights(model):  # loaded for another back end
             raise ValueError(
@@ -172,16 +177,25 @@ def num_kv_blocks(
 
     `num_kv_blocks` if set, else what fits into `kv_cache_bytes` (default: min(1 GiB, 40 % of free
     memory) on a CPU, 90 % of free memory on a GPU), but never more than `max_num_seqs` requests
-    of the model's full length could fill. A block holds a draft model's KV too. Raises
-    `ValueError` when not one block fits.
+    of the model's full length could fill. A block holds a draft model's KV too. With several ranks
+    the bytes are of each rank, whose blocks hold its own heads; on one device they share what is
+    free. Raises `ValueError` when not one block fits.
     """
     if engine.num_kv_blocks is not None:
         return engine.num_kv_blocks
+    held, sharing = config, 1
+    if engine.tensor_parallel_size > 1:
+        from minifer.execution.parallel.loading import places
+        from minifer.execution.parallel.shard import Shard, shard_config
+
+        held = shard_config(config, Shard(0, engine.tensor_parallel_size))
+        devices = places(engine.device, engine.tensor_parallel_size)
+        sharing = devices.count(devices[0])
     per_block = sum(
         KVStorage.bytes_per_block(
             model.num_kv_slots, engine.block_size, model.num_kv_heads, model.head_dim, dtype
         )
-        for model in (config, draft)
+        for model in (held, draft)
         if model is not None
     )
     budget = engine.kv_cache_bytes
@@ -190,6 +204,7 @@ def num_kv_blocks(
             budget = int(0.9 * torch.cuda.mem_get_info(device)[0])
         else:
             budget = min(GIB, int(0.4 * free_memory()))
+        budget //= sharing
     if budget < per_block:
         raise ValueError(
             f"kv_cache_bytes must hold at least one block of {per_block} bytes, got {budget}"

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from minifer.config import ModelConfig, RopeConfig
-from minifer.models.registry import build_model, check_architecture
-from minifer.weights.loading import load_weights
+from minifer.models.registry import check_architecture
+from minifer.weights.loading import Fill, fill_model
 from minifer.weights.quantized import QuantizedWeight, Weight, pack_nibbles
 
 ARCHITECTURES = {
@@ -163,11 +163,10 @@ def build_from_gguf(
     config: ModelConfig,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    fill: Fill = fill_model,
 ) -> Any:
-    """`load_gguf` for a file that is already open."""
-    model = build_model(config, dtype or getattr(torch, config.dtype), device)
-    load_weights(model, hf_tensors(file, config))
-    return model
+    """`load_gguf` for a file that is already open. fill: makes the model, or a part of it."""
+    return fill(config, dtype or getattr(torch, config.dtype), device, hf_tensors(file, config))
 
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:

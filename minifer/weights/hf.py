@@ -22,13 +22,12 @@ from torch import Tensor
 from minifer.config import ModelConfig
 from minifer.models.registry import (
     CheckpointFormat,
-    build_model,
     by_path,
     format_of,
     format_of_architecture,
 )
 from minifer.weights.hf_config import config_from_hf, config_to_hf, token_ids
-from minifer.weights.loading import LoadableModel, NamedWeights, load_weights
+from minifer.weights.loading import Fill, LoadableModel, NamedWeights, fill_model
 from minifer.weights.mapped import mapped_tensors
 from minifer.weights.quantized import QuantizedWeight
 from minifer.weights.quantized_loading import CODES, load_quantized, read_codes, refuse_loops
@@ -48,12 +47,16 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def load_hf(
-    path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    path: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    fill: Fill = fill_model,
 ) -> tuple[Any, ModelConfig]:
     """Build the model of a directory in `dtype` (None: the checkpoint's) and fill it.
 
     The files are mapped and copied tensor by tensor: what is held twice is one tensor. The
-    configuration's `eos_token_ids` are those of `load_generation_defaults`.
+    configuration's `eos_token_ids` are those of `load_generation_defaults`. fill: makes the model,
+    or a part of it, in place of `fill_model`.
 
     Raises `ValueError`: no such directory; a file that is missing or torn; whatever
     `config_from_hf` and `load_weights` refuse.
@@ -63,9 +66,8 @@ def load_hf(
     config = replace(config, eos_token_ids=load_generation_defaults(folder)["eos_token_ids"])
     form = format_of_architecture(config.architecture)
     tensors = stored_tensors(folder, form)
-    model = build_model(config, dtype or getattr(torch, config.dtype), device)
-    load_weights(model, tensors if form is None else by_path(form.read_tensors)(tensors, config))
-    return model, config
+    named = tensors if form is None else by_path(form.read_tensors)(tensors, config)
+    return fill(config, dtype or getattr(torch, config.dtype), device, named), config
 
 
 def load_hf_quantized(

@@ -6,17 +6,21 @@ part of every parameter must be set exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from minifer.config import ModelConfig
+from minifer.models.registry import build_model
 from minifer.models.transformer import WeightPart
 from minifer.weights.quantized import Weight, dense
 
 HEAD = "lm_head.weight"  # in every format
 NamedWeights = Iterable[tuple[str, Weight]]
+# A configuration, dtype, device and the tensors of a checkpoint → a model that holds them.
+Fill = Callable[[ModelConfig, torch.dtype, "torch.device | str", NamedWeights], Any]
 
 
 class LoadableModel(Protocol):
@@ -112,6 +116,15 @@ def load_weights(
                 f"{HEAD} differs from {model.embedding_name} although config.json ties the two; "
                 "a Llama or Qwen uses both with tie_word_embeddings set to false there"
             )
+
+
+def fill_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device | str, named: NamedWeights
+) -> Any:
+    """A new model with all of its weights. Raises `ValueError` as `load_weights` does."""
+    model = build_model(config, dtype, device)
+    load_weights(model, named)
+    return model
 
 
 def _shape(model: LoadableModel, part: WeightPart) -> torch.Size:

@@ -27,6 +27,7 @@ from minifer.weights.hf import (
     load_hf,
     load_hf_quantized,
 )
+from minifer.weights.loading import Fill, fill_model
 from minifer.weights.published import published_elsewhere
 from minifer.weights.pull import PullError, hub_download, pulled_model
 from minifer.weights.quantized_loading import load_quantized
@@ -110,17 +111,34 @@ def read_config(name_or_path: str | Path) -> ModelConfig:
     return config_from_gguf(GGUFFile(path)) if path.suffix == ".gguf" else load_config(path)
 
 
+def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
+    """The tokenizer of a model whose weights are not read. Raises `ValueError`."""
+    path = resolve_model(name_or_path).path
+    if path.suffix == ".gguf":
+        return tokenizer_from_gguf(GGUFFile(path))
+    return _read_tokenizer(path, load_config(path))
+
+
+def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    form = format_of_architecture(config.architecture)
+    read = Tokenizer.from_dir if form is None else by_path(form.read_tokenizer)
+    tokenizer: Tokenizer = read(folder)
+    return tokenizer
+
+
 def load_model(
     name_or_path: str | Path,
     dtype: str = "auto",
     device: str | torch.device = "cpu",
     quantize: str = "none",
+    fill: Fill = fill_model,
 ) -> LoadedModel:
     """Resolve a name and load model, tokenizer and generation defaults.
 
     dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, the checkpoint's on any
     other device. device: "auto" takes a GPU when there is one. quantize: "none", "file", "int8" or
     "int4", see `load_quantized`; matrices are codes, on a CPU, and "auto" is bfloat16 for the rest.
+    fill: makes the model from its tensors; another one may keep a part of them (not of codes).
 
     Raises `ValueError`.
     """
@@ -151,7 +169,7 @@ def load_model(
             model, notice = load_quantized(config, wanted or torch.bfloat16, named, quantize)
             notices.append(notice)
         else:
-            model = build_from_gguf(file, config, wanted, device)
+            model = build_from_gguf(file, config, wanted, device, fill)
         tokenizer = tokenizer_from_gguf(file)
     else:
         if coded:
@@ -160,10 +178,8 @@ def load_model(
             )
             notices.append(notice)
         else:
-            model, config = load_hf(resolved.path, wanted, device)
-        form = format_of_architecture(config.architecture)
-        read = Tokenizer.from_dir if form is None else by_path(form.read_tokenizer)
-        tokenizer = read(resolved.path)
+            model, config = load_hf(resolved.path, wanted, device, fill)
+        tokenizer = _read_tokenizer(resolved.path, config)
         defaults = load_generation_defaults(resolved.path)
     ends = {*defaults.pop("eos_token_ids", ()), *config.eos_token_ids, tokenizer.eos_token_id}
     return LoadedModel(

@@ -60,6 +60,8 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "dtype": ("--dtype bfloat16", "bfloat16"),
     "device": ("--device cpu", "cpu"),
     "backend": ("--backend torch", "torch"),
+    "tensor_parallel_size": ("--tensor-parallel-size 2", 2),
+    "distributed_timeout_seconds": ("--distributed-timeout-seconds 7.5", 7.5),
     "quantize": ("--quantize int8", "int8"),
     "max_num_seqs": ("--max-num-seqs 5", 5),
     "max_num_batched_tokens": ("--max-num-batched-tokens 33", 33),
