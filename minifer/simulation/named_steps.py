@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from minifer.config import ModelConfig
+from minifer.perf.costs import kv_bytes_per_token
 from minifer.perf.devices import find_device
-from minifer.simulation.published_steps import PUBLISHED_STEPS
+from minifer.simulation.published_steps import PUBLISHED_STEPS, published_kv_bytes
 from minifer.simulation.roofline_steps import RooflineSteps
 from minifer.simulation.step_times import FittedSteps, FixedSteps, StepTimes
 
@@ -37,6 +38,17 @@ def find_steps(text: str) -> StepTimes:
         f"steps must be a file, fixed:SECONDS, roofline:MODEL:DEVICE or one of "
         f"{', '.join(PUBLISHED_STEPS)}, got {text!r}"
     )
+
+
+def find_kv_bytes(text: str) -> float | None:
+    """Bytes of keys and values a token, of the model whose steps `text` names; None where it names
+    no model. Raises as `find_steps`."""
+    if text in PUBLISHED_STEPS:
+        return published_kv_bytes(text)
+    steps = find_steps(text)
+    if isinstance(steps, RooflineSteps):
+        return kv_bytes_per_token(steps.config, steps.element.kv)
+    return None
 
 
 def load_steps(path: str | Path) -> FittedSteps:

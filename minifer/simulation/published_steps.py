@@ -118,3 +118,20 @@ PUBLISHED_STEPS: Mapping[str, FittedSteps] = MappingProxyType(
         "cold-warm": _COLD_WARM,
     }
 )
+
+# Bytes of keys and values a token, in 16 bits: 2 · layers · KV heads · head size · 2.
+_KV_BYTES: Mapping[str, int] = {
+    "opt-13b": 2 * 40 * 5120 * 2,
+    "opt-66b": 2 * 64 * 9216 * 2,
+    "llama2-70b": 2 * 80 * 8 * 128 * 2,
+    "bloom-176b": 2 * 70 * 14_336 * 2,
+    "cold-warm": 70_272,  # DeepSeek-V3's latent: 61 layers of 512 + 64 numbers
+}
+
+
+def published_kv_bytes(name: str) -> float:
+    """Bytes a token of the model that the steps `name` were measured with. Raises `ValueError` for
+    a name that is not in `PUBLISHED_STEPS`."""
+    if name not in PUBLISHED_STEPS:
+        raise ValueError(f"steps must be one of {', '.join(PUBLISHED_STEPS)}, got {name!r}")
+    return next(size for model, size in _KV_BYTES.items() if model in name)

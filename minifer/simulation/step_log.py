@@ -189,7 +189,8 @@ class _Reader:
         if counted != scheduled:
             raise _LogError(
                 f"step {event.step} completed {counted} tokens and scheduled {scheduled}: the log "
-                "begins in the middle of requests, or the model is a loop model"
+                "begins in the middle of requests, or there were drafts or loops, work that a step "
+                "model of chunks cannot tell"
             )
 
     def log(self) -> StepLog:
