@@ -32,9 +32,11 @@ from minifer.serving.errors import EXPECTED, APIError, on_error
 from minifer.serving.limits import OpenRequests, RequireKey
 from minifer.serving.page import page
 from minifer.serving.ray_call import ABORT, GENERATE, Call
-from minifer.serving.ray_errand import Errand
+from minifer.serving.ray_errand import RayErrand
 from minifer.serving.ray_metrics import RayMetrics
 from minifer.serving.ray_settings import RaySettings
+from minifer.serving.replicas.errand import REPLICA_HEADER
+from minifer.serving.replicas.forward import answer_of
 from minifer.serving.replicas.prompt import PromptReader
 from minifer.serving.settings import ServerSettings
 from minifer.serving.streaming import EventStream, unless_gone
@@ -68,18 +70,19 @@ class RayFront:
         self.metrics = RayMetrics()
         self._aborting: asyncio.Task[Any] | None = None
 
-    def errand(self, call: Call) -> Errand:
-        return Errand(self.handle, call, self.ray_settings, self.metrics)
+    async def answer(self, call: Call) -> Response:
+        """What a replica answers. Raises `APIError` when none does."""
+        return await answer_of(RayErrand(self.handle, call, self.ray_settings, self.metrics))
 
     async def ask(self, path: str, only: str | None = None, **more: Any) -> Response:
         """What a replica says to something that is quickly answered. Raises `APIError`."""
-        return await self._ask(self._call(path, only, **more))
+        return await self.answer(self._call(path, only, **more))
 
     async def ask_all(self, path: str) -> dict[str, Response | APIError]:
         """What each replica says, by its name; or why it says nothing. Raises `APIError` where
         there is none."""
         first = self._call(path)
-        answer = await self._ask(first)
+        answer = await self.answer(first)
         others = [name for name in first.replicas if name != _replica_of(answer)]
         answers = await asyncio.gather(
             *(self.ask(path, name) for name in others), return_exceptions=True
@@ -94,9 +97,6 @@ class RayFront:
 
     def _call(self, path: str, only: str | None = None, **more: Any) -> Call:
         return Call(RoutingRequest(uuid.uuid4().hex, 0), path=path, only=only, **more)
-
-    async def _ask(self, call: Call) -> Response:
-        return await self.errand(call).answer()
 
     # -- the end, for `GracefulServer`
 
@@ -169,7 +169,7 @@ async def _generate(request: Request) -> Response:
 
 async def _answer(front: RayFront, path: str, body: bytes) -> Response:
     asked = await front.reader.read(await parse_body(body))
-    return await front.errand(Call(asked, "POST", path, headers=_JSON, body=body)).answer()
+    return await front.answer(Call(asked, "POST", path, headers=_JSON, body=body))
 
 
 async def _post(request: Request) -> Response:
@@ -241,4 +241,4 @@ async def _events(_: Request) -> Response:
 
 
 def _replica_of(answer: Response) -> str:
-    return answer.headers["x-minifer-replica"]
+    return answer.headers[REPLICA_HEADER]

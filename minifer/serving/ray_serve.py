@@ -52,6 +52,7 @@ from minifer.serving.app import create_app
 from minifer.serving.ray_call import ABORT, Accepted, Call, run_app
 from minifer.serving.ray_front import RayFront, create_front_app
 from minifer.serving.ray_settings import LOCAL, RaySettings
+from minifer.serving.replicas.errand import expected_tokens
 from minifer.serving.replicas.prompt import PromptReader
 from minifer.serving.run import GracefulServer, listen, uvicorn_config
 from minifer.serving.settings import ServerSettings
@@ -73,7 +74,8 @@ class EngineReplica:
         """Says who answers, and then the answer, as ASGI messages."""
         decision = call.decision
         if decision is not None and decision.replica == self._name:
-            yield Accepted(self._name, decision.reason, decision.cached_tokens)
+            cached = expected_tokens(call.request, decision.cached_tokens)
+            yield Accepted(self._name, decision.reason, cached)
         else:
             yield Accepted(self._name, "full", 0)
         if call.path == ABORT:

@@ -33,7 +33,7 @@ REPLICA_HEADER = "x-minifer-replica"
 REASON_HEADER = "x-minifer-reason"
 ANSWERING = (Role.MIXED, Role.DECODE)  # who may be sent a request
 ELSEWHERE = (429, 503)  # statuses that another replica may not give
-_HEADERS = ("content-type", "retry-after", "cache-control")  # of an answer that are handed on
+KEPT_HEADERS = ("content-type", "retry-after", "cache-control")  # of an answer that are handed on
 _NEVER_RAN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -189,12 +189,7 @@ class Errand:
         self._num_lost += error.ran
         if self._num_lost >= self.fleet.settings.max_lost:
             self.fleet.metrics.count("failures", "replica_lost")
-            raise APIError(
-                502,
-                f"{self._num_lost} replicas died while this request was there: it is not tried "
-                "again",
-                code="replica_lost",
-            )
+            raise replica_lost(self._num_lost)
 
     async def _refused(self, upstream: httpx.Response) -> None:
         """It is full or going down. What a full one says is the answer if nobody else is left."""
@@ -216,9 +211,7 @@ class Errand:
         """Prompt tokens that the replica will not compute if it holds what we believe. It computes
         at least one."""
         assert self.decision is not None
-        size = self.asked.block_size
-        most = max(0, self.asked.num_tokens - 1) // size * size
-        return min(self.decision.cached_tokens, most)
+        return expected_tokens(self.asked, self.decision.cached_tokens)
 
     def when_left(self, function: Callable[[], object]) -> None:
         """Have something done when the replica that is asked now is left, however that comes."""
@@ -241,8 +234,15 @@ class Errand:
         """What the replica said, said again."""
         assert self.upstream is not None
         said = self.upstream.headers
-        headers = {name: said[name] for name in _HEADERS if name in said}
+        headers = {name: said[name] for name in KEPT_HEADERS if name in said}
         return Response(content, self.upstream.status_code, headers | self.labels)
+
+    def broken_off(self) -> APIError:
+        """The replica died after its first token."""
+        assert self.replica is not None
+        self.fleet.supervisor.suspect(self.replica)
+        self.fleet.metrics.count("failures", "replica_lost")
+        return replica_lost(name=self.replica.name)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -256,6 +256,21 @@ class Errand:
         self._at.close()
         if self.upstream is not None:
             await self.upstream.aclose()
+
+
+def expected_tokens(asked: RoutingRequest, cached_tokens: int) -> int:
+    """Prompt tokens that a replica with so many of them will not compute. It computes at least
+    one, and with it its block."""
+    size = asked.block_size
+    return min(cached_tokens, max(0, asked.num_tokens - 1) // size * size)
+
+
+def replica_lost(num_lost: int = 0, name: str = "") -> APIError:
+    """So many replicas died before they answered, or the named one did in the middle of it."""
+    message = f"{num_lost} replicas died while this request was there: it is not tried again"
+    if name:
+        message = f"{name} died while it was answering; the answer is not complete: ask again"
+    return APIError(502, message, code="replica_lost")
 
 
 def as_error(refusal: Response) -> APIError:

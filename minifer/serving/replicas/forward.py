@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from typing import Any, Protocol
 
 import httpx
 from starlette.responses import Response
@@ -26,9 +27,50 @@ _GOING = ("engine_stopped", "shutting_down")  # codes of a replica's last words 
 _LOST = (httpx.TransportError, LostError)
 
 
+class Upstream(Protocol):
+    """A replica's answer whose status and headers have come: `httpx.Response`, or one like it."""
+
+    status_code: int
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    async def aread(self) -> bytes: ...
+
+    def aiter_raw(self) -> AsyncIterator[bytes]: ...
+
+
+class AnyErrand(Protocol):
+    """What is asked of an `Errand`; other ways to reach replicas bring their own."""
+
+    @property
+    def upstream(self) -> Upstream | None: ...
+
+    @property
+    def labels(self) -> dict[str, str]: ...
+
+    async def ask(self) -> Upstream: ...
+
+    async def lost(self, error: LostError) -> None: ...
+
+    def first_token(self) -> None: ...
+
+    def report(self, usage: Mapping[str, Any] | None) -> None: ...
+
+    def response(self, content: bytes) -> Response: ...
+
+    def broken_off(self) -> APIError: ...
+
+    async def close(self) -> None: ...
+
+
 async def forward(fleet: Fleet, path: str, body: bytes, asked: RoutingRequest) -> Response:
     """What a replica answers to this POST. Raises `APIError` when none does."""
-    errand = Errand(fleet, path, body, asked)
+    return await answer_of(Errand(fleet, path, body, asked))
+
+
+async def answer_of(errand: AnyErrand) -> Response:
+    """What the replica answers that takes the errand. Raises `APIError` when none does."""
     try:
         upstream = await errand.ask()
         if upstream.headers.get("content-type", "").startswith("text/event-stream"):
@@ -53,14 +95,14 @@ class _ForwardedStream(EventStream):
             await self._errand.close()
 
 
-async def _whole(errand: Errand) -> Response:
+async def _whole(errand: AnyErrand) -> Response:
     """An answer in one piece. Until all of it has come, another replica can be asked for it."""
     while True:
         assert errand.upstream is not None
         try:
             content = await errand.upstream.aread()
-        except httpx.TransportError:
-            await errand.lost(LostError("died", ran=True))
+        except _LOST as error:
+            await errand.lost(_as_lost(error))
             await errand.ask()
             continue
         if errand.upstream.status_code == 200:
@@ -71,7 +113,7 @@ async def _whole(errand: Errand) -> Response:
         return response
 
 
-async def _stream(errand: Errand) -> AsyncGenerator[bytes, None]:
+async def _stream(errand: AnyErrand) -> AsyncGenerator[bytes, None]:
     """The events of an answer. Raises `APIError` when it breaks off after the first token."""
     begun = False
     while True:
@@ -84,16 +126,14 @@ async def _stream(errand: Errand) -> AsyncGenerator[bytes, None]:
             return
         except _LOST as error:
             if begun:
-                raise _broken_off(errand) from None
-            lost = error if isinstance(error, LostError) else LostError("died", ran=True)
+                raise errand.broken_off() from None
+            lost = _as_lost(error)
         await errand.lost(lost)
         if (await errand.ask()).status_code != 200:
             raise as_error(await _whole(errand))
 
 
-async def _from_first_token(
-    errand: Errand, upstream: httpx.Response
-) -> AsyncGenerator[bytes, None]:
+async def _from_first_token(errand: AnyErrand, upstream: Upstream) -> AsyncGenerator[bytes, None]:
     """All events; those before the first token come together with it. Raises `LostError` when the
     replica goes before, and what `httpx` does."""
     held: list[bytes] | None = []
@@ -118,12 +158,5 @@ async def _from_first_token(
         yield b"".join(held)
 
 
-def _broken_off(errand: Errand) -> APIError:
-    assert errand.replica is not None
-    errand.fleet.supervisor.suspect(errand.replica)
-    errand.fleet.metrics.count("failures", "replica_lost")
-    return APIError(
-        502,
-        f"{errand.replica.name} died while it was answering; the answer is not complete: ask again",
-        code="replica_lost",
-    )
+def _as_lost(error: Exception) -> LostError:
+    return error if isinstance(error, LostError) else LostError("died", ran=True)
