@@ -36,7 +36,7 @@ from minifer.execution.parallel.group import Group
 from minifer.execution.parallel.messages import encoded, receive
 
 LOAD_TIMEOUT = 600.0  # seconds a rank may take to load its part
-_PATIENCE = 5.0  # seconds a rank gets to end by itself
+PATIENCE = 5.0  # seconds a rank gets to end by itself
 _REPORT = 1.0  # seconds the ranks get to say what went wrong
 
 
@@ -48,6 +48,8 @@ class Process(Protocol):
     """What is asked of a rank's process: a part of `subprocess.Popen`."""
 
     pid: int
+
+    def poll(self) -> int | None: ...
 
     def wait(self, timeout: float | None = None) -> int: ...
 
@@ -97,7 +99,7 @@ class Ranks:
     ) -> None:
         self.size = 1 + len(orders)
         self._ranks: list[Rank] = []
-        weakref.finalize(self, _end, self._ranks, _PATIENCE)
+        weakref.finalize(self, _end, self._ranks, PATIENCE)
         try:
             for number, order in enumerate(orders, start=1):
                 rank = start_rank(number, environment)
@@ -147,6 +149,11 @@ class Ranks:
         for rank in self._ranks:
             rank.channel.sendall(message)
 
+    def ended(self) -> list[str]:
+        """A sentence for each rank whose process is not there any more. Any thread may ask."""
+        known = [(rank, rank.process.poll()) for rank in list(self._ranks)]
+        return [self._ended(rank, status) for rank, status in known if status is not None]
+
     def fates(self) -> list[str]:
         """A sentence for each rank that has failed or ended, once it says so; a moment is given."""
         silent = {rank.channel: rank for rank in self._ranks}
@@ -166,16 +173,19 @@ class Ranks:
         except (OSError, EOFError):
             pass
         try:
-            status = rank.process.wait(_PATIENCE)
+            status = rank.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             return f"rank {rank.number} of {self.size} hung up"
+        return self._ended(rank, status)
+
+    def _ended(self, rank: Rank, status: int) -> str:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return f"rank {rank.number} of {self.size} {how}"
 
     def _failed(self, rank: Rank, error: str) -> str:
         return f"rank {rank.number} of {self.size} failed with {error}"
 
-    def close(self, patience: float = _PATIENCE) -> None:
+    def close(self, patience: float = PATIENCE) -> None:
         """End them: they get some seconds, then they are killed. Safe to call twice."""
         _end(self._ranks, patience)
 

@@ -22,7 +22,7 @@ from minifer.execution.forward_batch import ForwardBatch
 from minifer.execution.parallel.layers import ParallelTransformer
 from minifer.execution.parallel.loading import own_gpus, places
 from minifer.execution.parallel.messages import encoded, step_message
-from minifer.execution.parallel.ranks import RankError, Ranks
+from minifer.execution.parallel.ranks import PATIENCE, RankError, Ranks
 from minifer.execution.runner import ModelRunner
 from minifer.execution.sampler import Picked
 from minifer.kv.step_input import StepInput
@@ -48,14 +48,14 @@ class ParallelRunner(RankRunner):
     """Rank 0, which starts the others, tells them each step, and ends them (`close`).
 
     A step is taken by all ranks or the engine is lost: who has missed an all-reduce would add its
-    next one to the wrong sum. After any error inside a step `lost` says why, and every later step
-    raises `RankError` with it at once. Ctrl-C waits for the end of the step.
+    next one to the wrong sum. After any error inside a step every later one raises `RankError` at
+    once. Ctrl-C waits for the end of the step.
 
     On a CPU the ranks share the cores: each gets an equal number of threads.
     """
 
     def __init__(self, model: ParallelTransformer, engine: EngineConfig, num_blocks: int) -> None:
-        self.lost: str | None = None
+        self._lost: str | None = None
         self._group = model.group
         size, timeout = self._group.size, engine.distributed_timeout_seconds
         devices = places(engine.device, size)
@@ -71,10 +71,16 @@ class ParallelRunner(RankRunner):
             raise
         torch.set_num_threads(threads)
 
+    @property
+    def lost(self) -> str | None:
+        """Why no step can succeed any more; None while all ranks are there. Any thread may ask."""
+        ended = self.ranks.ended() if self._lost is None else []
+        return _sentence(ended) if ended else self._lost
+
     def forward(self, step: StepInput) -> Tensor | Picked:
         """As `ModelRunner.forward`, by all ranks. Raises `RankError` when one is lost."""
-        if self.lost is not None:
-            raise RankError(self.lost)
+        if self._lost is not None:
+            raise RankError(self._lost)
         message = encoded(step_message(step))
         before = self._group.seconds
         with interrupts_held():
@@ -83,24 +89,28 @@ class ParallelRunner(RankRunner):
                 result = super().forward(step)
             except Exception as error:
                 own = f"rank 0 of {self._group.size} failed with {type(error).__name__}: {error}"
-                self._lose("; ".join(self.ranks.fates()) or own)
-                raise RankError(self.lost) from error
+                self._lost = _sentence(self.ranks.fates() or [own])
+                self._let_go()
+                raise RankError(self._lost) from error
             except BaseException:
-                self._lose("a step was cut off")
+                self._lost = _sentence(["a step was cut off"])
+                self._let_go()
                 raise
         step.work = {"collective_us": round(1e6 * (self._group.seconds - before))}
         return result
 
-    def _lose(self, why: str) -> None:
-        self.lost = f"{why}; a part of the model is lost with it: start the engine again"
+    def _let_go(self, patience: float = 0.0) -> None:
         self._group.close()
-        self.ranks.close(patience=0)
+        self.ranks.close(patience)
 
     def close(self) -> None:
-        """End the other ranks. Safe to call twice."""
-        self._group.close()
-        self.ranks.close()
+        """End the other ranks, after some seconds by force. Safe to call twice."""
+        self._let_go(PATIENCE)
         torch.set_num_threads(self._threads_before)
+
+
+def _sentence(causes: list[str]) -> str:
+    return f"{'; '.join(causes)}; a part of the model is lost with it: start the engine again"
 
 
 def order_for(

@@ -35,6 +35,9 @@ class RankThread:
         assert self.status is not None
         return self.status
 
+    def poll(self) -> int | None:
+        return None if self._thread.is_alive() else self.status
+
     def kill(self) -> None:
         """Nobody can kill a thread: it ends when its socket and its group are closed."""
 

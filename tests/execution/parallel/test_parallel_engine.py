@@ -67,8 +67,15 @@ def alone() -> dict[str, RequestOutput]:
     return serve(num_kv_blocks=300, enable_prefix_caching=False)[0]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("speculative_method", ["none", "ngram"])
+@pytest.mark.parametrize(
+    ("size", "speculative_method"),
+    [
+        (2, "none"),
+        (3, "ngram"),
+        pytest.param(2, "ngram", marks=pytest.mark.slow),
+        pytest.param(3, "none", marks=pytest.mark.slow),
+    ],
+)
 def test_replies_are_those_of_one_rank(
     monkeypatch: pytest.MonkeyPatch,
     alone: dict[str, RequestOutput],

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def wait_until_gone(pid: int, seconds: float = 30.0) -> None:
+def wait_until(happened: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
-    while not is_gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives on"
-        time.sleep(0.05)
+    while not happened():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.02)
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -73,7 +74,9 @@ def test_a_killed_rank_ends_the_open_requests_and_leaves_nothing_behind() -> Non
         for name in ("a", "b"):
             engine.add_request(name, PROMPT, SamplingParams(temperature=0, max_tokens=900))
         engine.step()
+        assert engine.lost is None
         os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: engine.lost)  # without a step: a health check may ask
         outputs = run_engine(engine)
         engine.add_request("late", PROMPT, GREEDY)
         outputs |= run_engine(engine)
@@ -123,7 +126,7 @@ def test_in_a_plain_script_and_when_that_is_killed_its_rank_ends() -> None:
         finally:
             process.kill()
     assert tokens == str(tokens_of_one_rank())
-    wait_until_gone(int(pid))
+    wait_until(lambda: is_gone(int(pid)))
 
 
 @needs_proc
@@ -135,7 +138,7 @@ def test_a_rank_dropped_without_close_ends() -> None:
     import gc
 
     gc.collect()
-    wait_until_gone(pid)
+    wait_until(lambda: is_gone(pid))
 
 
 @pytest.mark.slow
