@@ -24,11 +24,19 @@ from typing import TYPE_CHECKING
 from minifer.events import EventBus
 from minifer.kv.block_pool import BlockPool
 from minifer.kv.prefix_index import HashChainIndex, PrefixIndex
-from minifer.kv.prefix_key import ExtraKeys, HashFunction, make_key, sha256
+from minifer.kv.prefix_key import (
+    ExtraKeys,
+    HashFunction,
+    PrefixKey,
+    extra_keys_of,
+    make_key,
+    sha256,
+)
 from minifer.kv.radix_index import RadixIndex
 from minifer.kv.step_input import StepInput, prepare
 from minifer.kv.tiers.dram import StoredBlock
 from minifer.kv.tiers.tiers import KVTiers, TierHit
+from minifer.kv.watcher import KVWatcher
 from minifer.request import Request
 
 if TYPE_CHECKING:
@@ -101,6 +109,12 @@ class KVCacheManager:
         """Share of blocks that a request uses, in [0, 1]."""
         return 1 - self.pool.num_free / self.pool.num_blocks
 
+    def watch(self, watcher: KVWatcher | None) -> None:
+        """From now on tell `watcher` which blocks can be found; None: tell nobody."""
+        self.pool.watcher = watcher
+        if self.tiers is not None:
+            self.tiers.dram.watcher = watcher
+
     def find_cached(self, request: Request) -> list[int]:
         """Blocks of the longest cached prefix of a waiting request; takes nothing.
 
@@ -127,6 +141,20 @@ class KVCacheManager:
             return TierHit()
         most = self._most_cached(request)
         return self.tiers.lookup(request, request.prefix_keys[len(cached) : most])
+
+    def loadable_keys(self, request: Request) -> list[PrefixKey]:
+        """Of the blocks that a waiting request could take from elsewhere: the full ones, and one
+        token is left to compute; none where it computes all of its prompt."""
+        if not self.enable_prefix_caching or request.wants_prompt_logprobs:
+            return []
+        most = self._most_cached(request)
+        self._extend_keys(request, most)
+        return request.prefix_keys[:most]
+
+    def count_held(self, keys: Sequence[PrefixKey]) -> int:
+        """How many blocks of a prefix, from the first on, the device and DRAM hold; takes none."""
+        held = len(self.pool.index.match(keys))
+        return held if self.tiers is None else held + len(self.tiers.dram.match(keys[held:]))
 
     def num_found(self, cached: Sequence[int], stored: TierHit) -> int:
         """Tokens in blocks of the device and in what a tier has behind them."""
@@ -367,6 +395,4 @@ class KVCacheManager:
 
 def extra_keys(request: Request) -> ExtraKeys:
     """What besides its tokens the KV of a request depends on, each tagged with its kind."""
-    salt, loops = request.params.cache_salt, request.num_loops
-    extra = () if salt is None else (("salt", salt),)
-    return extra if loops is None else (*extra, ("loops", f"{loops} {request.loop_kv_policy}"))
+    return extra_keys_of(request.params.cache_salt, request.num_loops, request.loop_kv_policy)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
-
-from starlette.responses import JSONResponse, Response
 
 from minifer.outputs import CompletionOutput
 from minifer.postprocessing.guards.tool_loop import tool_loop
 from minifer.postprocessing.reasoning import ReasoningScanner, starts_inside
 from minifer.postprocessing.tool_calls import ToolCallScanner, check_tools, tool_choice_constraint
-from minifer.serving.chat_prompt import check_messages, plain_text, render_prompt
+from minifer.serving.chat_prompt import check_messages, conversation_text, plain_text
 from minifer.serving.errors import APIError, refusals
 from minifer.serving.fields import CHAT, read_fields, required
 from minifer.serving.generation import (
+    Call,
     Choice,
     Generation,
     check_stream_options,
@@ -26,7 +24,7 @@ from minifer.serving.generation import (
 from minifer.serving.logprobs import chat_logprobs, prompt_logprobs
 from minifer.serving.reply import ReplyParser
 from minifer.serving.sampling import sampling_params, structured_output
-from minifer.serving.streaming import DONE, EventStream, event
+from minifer.serving.streaming import DONE, event
 from minifer.structured_output import StructuredOutput
 
 if TYPE_CHECKING:
@@ -37,18 +35,12 @@ if TYPE_CHECKING:
 _NEWS = ("delta", "finish_reason", "logprobs", "token_ids", "num_loops")
 
 
-async def chat_completions(server: Server, body: Mapping[str, Any], stack: ExitStack) -> Response:
-    """Answer one request. stack: what must be closed when the answer is over."""
+async def read_chat(server: Server, body: Mapping[str, Any]) -> tuple[Call, Generation]:
+    """What a request asks for, and its prompt. Raises `APIError`."""
     fields = read_fields(body, CHAT)
     server.check_model(fields)
     call = _Call(server, fields)
-    prompt = await call.read_prompt()
-    await call.check_loop(len(prompt))
-    generation = Generation(server, call.name, [prompt], call.params)
-    await generation.open(stack, fields)
-    if fields.get("stream"):
-        return EventStream(call.stream(generation))
-    return JSONResponse(await call.answer(generation))
+    return call, Generation(server, call.name, [await call.read_prompt()], call.params)
 
 
 class _Call:
@@ -117,12 +109,12 @@ class _Call:
             )
         return given.pop() if given else None
 
-    async def check_loop(self, num_tokens: int) -> None:
+    async def check(self, generation: Generation) -> None:
         """Does the conversation call one tool for ever? What then is `EngineConfig.guards`'.
 
-        num_tokens: of the conversation; one that is too long is about to be refused anyway.
+        One that is too long is about to be refused anyway.
         """
-        engine = self.server.llm.engine
+        engine, num_tokens = self.server.llm.engine, len(generation.prompts[0])
         action, fits = engine.config.guards, num_tokens <= engine.limits.max_prompt_len
         reason = tool_loop(self.messages) if fits and action != "off" else None
         if reason is None:
@@ -140,17 +132,9 @@ class _Call:
     async def read_prompt(self) -> list[int]:
         """Token ids of the conversation. The template writes BOS itself: none is added."""
         fields, tokenizer = self.fields, self.server.tokenizer
-        continued = fields.get("continue_final_message", False)
-        text: str = await in_thread(
-            render_prompt,
-            tokenizer,
-            self.messages,
-            self.tools,
-            add_generation_prompt=fields.get("add_generation_prompt", not continued),
-            continue_final_message=continued,
-            variables=fields.get("chat_template_kwargs", {}),
-        )
+        text: str = await in_thread(conversation_text, tokenizer, self.messages, self.tools, fields)
         if self.server.writes_reasoning:
+            continued = fields.get("continue_final_message", False)
             last = plain_text(self.messages[-1].get("content")) if continued else ""
             self.inside = starts_inside(text, last)
         ids: list[int] = await in_thread(tokenizer.encode, text, add_special_tokens=False)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
-
-from starlette.responses import JSONResponse, Response
 
 from minifer.serving.errors import APIError
 from minifer.serving.fields import COMPLETION, read_fields, required
 from minifer.serving.generation import (
+    Call,
     Choice,
     Generation,
     check_stream_options,
@@ -20,7 +18,7 @@ from minifer.serving.generation import (
 )
 from minifer.serving.logprobs import CompletionLogprobs, prompt_logprobs
 from minifer.serving.sampling import sampling_params, structured_output
-from minifer.serving.streaming import DONE, EventStream, event
+from minifer.serving.streaming import DONE, event
 
 if TYPE_CHECKING:
     from minifer.serving.app import Server
@@ -30,16 +28,24 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route
 _NEWS = ("text", "finish_reason", "logprobs", "prompt_logprobs", "token_ids", "num_loops")
 
 
-async def completions(server: Server, body: Mapping[str, Any], stack: ExitStack) -> Response:
-    """Answer one request. stack: what must be closed when the answer is over."""
+async def read_completion(server: Server, body: Mapping[str, Any]) -> tuple[Call, Generation]:
+    """What a request asks for, and its prompts. Raises `APIError`."""
     fields = read_fields(body, COMPLETION)
     server.check_model(fields)
     call = _Call(server, fields)
-    generation = Generation(server, call.name, await call.read_prompts(), call.params)
-    await generation.open(stack, fields)
-    if fields.get("stream"):
-        return EventStream(call.stream(generation))
-    return JSONResponse(await call.answer(generation))
+    return call, Generation(server, call.name, await call.read_prompts(), call.params)
+
+
+def prompts_of(fields: Mapping[str, Any], limit: int) -> list[str | list[int]]:
+    """The prompts of a request, each text or token ids. Raises `APIError` 400 for none, or more
+    than `limit`."""
+    prompt = required(fields, "prompt")
+    is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+    prompts = [prompt] if is_one else prompt
+    if not 1 <= len(prompts) <= limit:
+        message = f"prompt must hold 1 to {limit} prompts, got {len(prompts)}"
+        raise APIError(400, message, param="prompt")
+    return prompts
 
 
 class _Call:
@@ -74,18 +80,16 @@ class _Call:
 
     async def read_prompts(self) -> list[list[int]]:
         """Token ids of every prompt; the texts too, where they are echoed."""
-        prompt, tokenizer = required(self.fields, "prompt"), self.server.tokenizer
-        is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
-        prompts = [prompt] if is_one else prompt
-        limit = self.server.settings.max_prompts
-        if not 1 <= len(prompts) <= limit:
-            message = f"prompt must hold 1 to {limit} prompts, got {len(prompts)}"
-            raise APIError(400, message, param="prompt")
+        tokenizer = self.server.tokenizer
+        prompts = prompts_of(self.fields, self.server.settings.max_prompts)
         ids = [await in_thread(tokenizer.encode, p) if isinstance(p, str) else p for p in prompts]
         if self.echo:
             self.server.check_token_ids(ids, "prompt")
             self.texts = [p if isinstance(p, str) else tokenizer.decode(p, False) for p in prompts]
         return ids
+
+    async def check(self, generation: Generation) -> None:
+        """Nothing more than the engine does."""
 
     async def answer(self, generation: Generation) -> dict[str, Any]:
         """The whole answer."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minifer.execution.sampler import UNDRAWABLE
 from minifer.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -43,6 +43,20 @@ class Choice:
         self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
 
 
+class Call(Protocol):
+    """A request that has been read: what it wants, and how its answer looks."""
+
+    fields: Mapping[str, Any]
+
+    async def check(self, generation: Generation) -> None:
+        """What is not the engine's to check. Raises `APIError`."""
+        ...
+
+    def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]: ...
+
+    async def answer(self, generation: Generation) -> dict[str, Any]: ...
+
+
 class Generation:
     """The requests of one call, from their admission on.
 
@@ -57,6 +71,9 @@ class Generation:
         self.created = int(time.time())
         self.prompts = [list(prompt) for prompt in prompts]
         self.params = params
+        self.request_ids = [name]
+        if len(prompts) > 1:
+            self.request_ids = [f"{name}-{p}" for p in range(len(prompts))]
         self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(prompts)
         self.num_cached_tokens = [0] * len(prompts)
         self.num_output_tokens = 0
@@ -68,9 +85,7 @@ class Generation:
         refusal, 429 for more prompts than there is room.
         """
         stack.enter_context(self.server.open_requests.seat(len(self.prompts) - 1))
-        ids = [self.name]
-        if len(self.prompts) > 1:
-            ids = [f"{self.name}-{p}" for p in range(len(self.prompts))]
+        ids = self.request_ids
         self._index = {request_id: p for p, request_id in enumerate(ids)}
         try:
             with refusals(fields):

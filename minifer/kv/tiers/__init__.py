@@ -9,6 +9,7 @@
 `prefetching.py`        which request waits for which blocks, and for how long
 `break_even.py`         load or recompute, by measured speeds
 `write_policy.py`       which blocks are worth storing
+`hand_over.py`          blocks that come from another engine, until their request runs
 `stats.py`              what happened, counted
 `opening.py`            from an engine's options to its tiers
 ======================  ===========================================================

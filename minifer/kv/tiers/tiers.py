@@ -28,6 +28,7 @@ from minifer.kv.block_pool import Block
 from minifer.kv.prefix_key import PrefixKey
 from minifer.kv.tiers.break_even import BreakEven
 from minifer.kv.tiers.dram import DramTier, Payload, StoredBlock, chain
+from minifer.kv.tiers.hand_over import Imports
 from minifer.kv.tiers.prefetching import Prefetcher
 from minifer.kv.tiers.stats import TIERS, TierStats
 from minifer.kv.tiers.transfer import BlockStore, Transfers, WriteJob
@@ -72,6 +73,7 @@ class KVTiers:
     ) -> None:
         self.stats = stats if stats is not None else TierStats()
         self.dram = DramTier(capacity, self.stats)
+        self.imports = Imports(self.dram)
         self.disk = disk
         self.break_even = BreakEven(block_bytes / config.block_size)
         self.events = EventBus()  # the KV manager puts the engine's here
@@ -151,7 +153,9 @@ class KVTiers:
             self._prefetcher.sleep(POLL_SECONDS)
 
     def release(self, request: Request) -> list[StoredBlock]:
-        """A request runs now, or never will: let go of what came for it; returns that."""
+        """A request runs now, or never will: let go of what came for it; returns what the disk
+        gave."""
+        self.imports.release(request.request_id)
         return [] if self._prefetcher is None else self._prefetcher.release(request)
 
     def admitted(self, request: Request, hit: TierHit, num_cached: int) -> None:
@@ -174,6 +178,13 @@ class KVTiers:
         if hit.blocks:
             span = (num_cached, num_cached + len(hit) * P)
             self._report("kv.tier_hit", request, span, **loaded)
+
+    def export(self, keys: Sequence[PrefixKey]) -> list[Payload]:
+        """For another engine: the longest run of `keys`, from the first on, that is in DRAM.
+
+        Payloads are never written to: whoever has one may read it on any thread, for ever.
+        """
+        return [block.payload for block in self.dram.match(keys)]
 
     # -- storing
 
