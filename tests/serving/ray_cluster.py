@@ -18,7 +18,9 @@ from typing import Any
 
 MEGABYTE = 1024**2
 SETTINGS = {
+    "num_cpus": 1,  # one replica a node
     "include_dashboard": False,
+    "include_log_monitor": False,
     "object_store_memory": 80 * MEGABYTE,  # 75 is the least that Ray takes
 }
 
@@ -30,14 +32,12 @@ def say(**fields: Any) -> None:
 def main(num_workers: int) -> None:
     from ray.cluster_utils import Cluster
 
-    # No CPUs at the head: replicas run on the workers, which can be killed.
-    head = {"num_cpus": 0, **SETTINGS}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args={"no_monitor": True, **SETTINGS})
     try:
         workers = {}
 
         def add() -> str:
-            node = cluster.add_node(num_cpus=1, **SETTINGS)
+            node = cluster.add_node(**SETTINGS)
             workers[node.node_id] = node
             return str(node.node_id)
 
@@ -61,5 +61,4 @@ if __name__ == "__main__":
     # What Ray prints goes to standard error; standard output is for the answers.
     ANSWERS = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     main(int(sys.argv[1]))

@@ -81,12 +81,17 @@ class RayCluster(Child):
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the user's home
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_enable_worker_prestart": "0",  # processes for tasks that never come
             "OMP_NUM_THREADS": "1",
         }
         script = Path(__file__).with_name("ray_cluster.py")
         super().__init__([str(script), str(num_workers)], self.environment, folder / "cluster.log")
         self._num_answers = 0
-        self.address: str = self._answer()["address"]
+        try:
+            self.address: str = self._answer()["address"]
+        except BaseException:
+            self.end(0)
+            raise
 
     def _answer(self) -> dict[str, Any]:
         self._num_answers += 1
@@ -105,12 +110,20 @@ class RayCluster(Child):
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
+def _started(folder: Path, num_workers: int) -> RayCluster:
+    """Ray gives a node 30 seconds to start, which on a busy machine is not always enough."""
+    for _ in range(2):
+        with contextlib.suppress(AssertionError):
+            return RayCluster(folder, num_workers)
+    return RayCluster(folder, num_workers)
+
+
 @contextmanager
 def ray_cluster(num_workers: int) -> Iterator[RayCluster]:
     # Not pytest's folder: a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
     try:
-        cluster = RayCluster(folder, num_workers)
+        cluster = _started(folder, num_workers)
         try:
             yield cluster
         finally:
@@ -131,8 +144,12 @@ class RayServer(Child):
         command = ["-m", "minifer", "serve", "--ray", "--model", "minifer-tiny", "--port", "0"]
         command += ["--num-kv-blocks", "256", *options]
         super().__init__(command, environment, folder / "server.log")
-        found = re.search(r" at (http://\S+)$", self.line(0).rstrip())
-        assert found is not None, self.said
+        try:
+            found = re.search(r" at (http://\S+)$", self.line(0).rstrip())
+            assert found is not None, self.said
+        except BaseException:
+            self.end()
+            raise
         self.url = found[1]
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, trust_env=False)
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
@@ -141,8 +158,9 @@ class RayServer(Child):
         return self.http.post(route, json=body)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        self.http.close()
-        self.openai.close()
+        if hasattr(self, "http"):
+            self.http.close()
+            self.openai.close()
         return super().end(number)
 
     def metric(self, name: str) -> float:

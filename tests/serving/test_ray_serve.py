@@ -1,7 +1,7 @@
-"""`minifer serve --ray` in a cluster of three nodes: answers are those of a single server.
+"""`minifer serve --ray` in a cluster of two nodes: answers are those of a single server.
 
-A head and two workers, in processes of their own; minifer-tiny in one replica on each worker. The
-last test kills a node.
+A head and a worker, in processes of their own; minifer-tiny in one replica on each. The last but
+one test kills the worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORY = "The for statement is used to iterate over the elements of a sequence. "
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    with ray_cluster(2) as cluster:
+    with ray_cluster(1) as cluster:
         yield cluster
 
 
