@@ -5,17 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minifer.cli import session
+from minifer.cli import serve_disaggregated, serve_ray, serve_replicas, session
 from minifer.cli.parser import add_command, add_engine_options, add_model_option, engine_fields
 from minifer.config import EngineConfig
+from minifer.serving.settings import KEY_VARIABLE, ServerSettings
 
 if TYPE_CHECKING:
     from minifer.async_llm import AsyncLLM
+    from minifer.serving.disaggregation.worker import KVWorker
 
-KEY_VARIABLE = "MINIFER_API_KEY"
+LIMITS = {  # fields of `ServerSettings` that are options: what stands for a value, and its help
+    "max_queue": ("N", "prompts that may be open before a client gets a 429"),
+    "max_prompts": ("N", "prompts of one request"),
+    "max_body_bytes": ("N", "bytes of one request"),
+    "max_logprobs": ("N", "largest logprobs a request may ask for; -1: no limit"),
+    "shutdown_timeout": ("S", "seconds that open requests may go on at the end"),
+}
 
 
 def add(commands: Any) -> None:
@@ -34,12 +43,18 @@ def add(commands: Any) -> None:
             ("serve --model minifer-tiny --port 0", "the bundled model, on any free port"),
             ("serve --host 0.0.0.0", f"for other machines; put a key into {KEY_VARIABLE} first"),
             ("serve --max-num-seqs 16 --num-kv-blocks 512", "a small engine, to see it queue"),
+            ("serve --replicas 2", "two engines, and a router that knows what each has cached"),
+            ("serve --disaggregate 1:1", "one engine computes prompts, another answers"),
+            ("serve --ray --min-replicas 1 --max-replicas 4", "as many as the load asks for"),
         ],
         code=[
             ("minifer/serving/app.py", "the routes"),
             ("minifer/serving/fields.py", "what a request may say"),
             ("minifer/serving/streaming.py", "tokens on their way, and clients that leave"),
             ("minifer/async_llm.py", "one engine thread, any number of callers"),
+            ("minifer/serving/replicas/", "several engines, and the router before them"),
+            ("minifer/serving/disaggregation/", "prompts here, answers there"),
+            ("minifer/serving/ray_serve.py", "the same on the nodes of a Ray cluster"),
         ],
     )
     add_model_option(parser)
@@ -53,14 +68,8 @@ def add(commands: Any) -> None:
         help=f"clients must send it; better in {KEY_VARIABLE}, where other users do not see it",
     )
     add_option("--served-model-name", metavar="NAME", help="what clients call the model")
-    for name, metavar, text in (
-        ("max_queue", "N", "prompts that may be open before a client gets a 429"),
-        ("max_prompts", "N", "prompts of one request"),
-        ("max_body_bytes", "N", "bytes of one request"),
-        ("max_logprobs", "N", "largest logprobs a request may ask for; -1: no limit"),
-        ("shutdown_timeout", "S", "seconds that open requests may go on at the end"),
-    ):
-        default = _DEFAULTS[name]
+    for name, (metavar, text) in LIMITS.items():
+        default = getattr(ServerSettings, name)
         add_option(
             "--" + name.replace("_", "-"),
             metavar=metavar,
@@ -68,27 +77,27 @@ def add(commands: Any) -> None:
             default=argparse.SUPPRESS,
             help=f"{text} (default: {default:.10g})",
         )
+    add_option(
+        "--exit-with-stdin",
+        action="store_true",
+        help="end when standard input is closed: for whoever starts servers, and may die",
+    )
+    serve_replicas.add_options(parser)
+    serve_ray.add_options(parser)
+    serve_disaggregated.add_options(parser)
     add_engine_options(parser)
-
-
-# Defaults of `ServerSettings`, which lives behind the server extra; a test compares them.
-_DEFAULTS: dict[str, int | float] = {
-    "max_queue": 256,
-    "max_prompts": 64,
-    "max_body_bytes": 4194304,
-    "max_logprobs": 20,
-    "shutdown_timeout": 10.0,
-}
 
 
 def run(arguments: argparse.Namespace) -> int:
     config = EngineConfig.from_kwargs(model=arguments.model, **engine_fields(arguments))
     if not 0 <= arguments.port < 65536:
         raise ValueError(f"--port must be in [0, 65536), got {arguments.port}")
+    serve_ray.check(arguments)
+    serve_replicas.check(arguments)
+    config = serve_disaggregated.check(arguments, config)
     try:
-        from minifer.serving.run import bind, is_public, listen, url_of
+        from minifer.serving.run import bind, end_with_stdin, is_public, listen, url_of
         from minifer.serving.run import run as serve
-        from minifer.serving.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f'`minifer serve` needs {str(error.name).split(".")[0]}: pip install "minifer[server]"'
@@ -103,36 +112,54 @@ def run(arguments: argparse.Namespace) -> int:
             f"API key: anybody may use this server (--api-key or {KEY_VARIABLE})",
             file=sys.stderr,
         )
+    if arguments.exit_with_stdin:
+        end_with_stdin(settings.shutdown_timeout)
+    if arguments.ray:
+        return serve_ray.run(arguments, config, settings)
+    if arguments.replicas is not None:
+        return serve_replicas.run(arguments, config, settings)
+    if arguments.disaggregate is not None:
+        return serve_disaggregated.run(arguments, config, settings)
     with bind(arguments.host, arguments.port) as listener:
-        llm, settings = _load(config, settings)
+        llm, settings, worker = _load(arguments, config, settings)
         with llm:
             listen(listener)
-            _print_welcome(url_of(listener), settings)
-            serve(llm, settings, listener)
+            print_welcome(url_of(listener), settings)
+            serve(llm, settings, listener, worker)
     return 0
 
 
-def _load(config: EngineConfig, settings: Any) -> tuple[AsyncLLM, Any]:
-    """The engine, and settings that name its model: as it was asked for, else by its folder."""
-    from dataclasses import replace
-
+def _load(
+    arguments: argparse.Namespace, config: EngineConfig, settings: ServerSettings
+) -> tuple[AsyncLLM, ServerSettings, KVWorker | None]:
+    """The engine, settings that name its model, and its part in disaggregation."""
     with session.few_collections():
+        from minifer.assembly import load
         from minifer.async_llm import AsyncLLM
         from minifer.engine import Engine
-        from minifer.weights.resolve import load_model
 
-        loaded = load_model(config.model, config.dtype, config.device, config.quantize)
+        loaded = load(config)
         llm = AsyncLLM(engine=Engine.from_loaded(loaded, config))
     if loaded.notice:
         session.note(loaded.notice)
-    if settings.served_model_name is None:
-        name = loaded.path.name.removesuffix(".gguf") if config.model == "default" else config.model
-        settings = replace(settings, served_model_name=str(name))
     session.note_interpreter(config.backend)
-    return llm, settings
+    try:
+        worker = serve_disaggregated.make_worker(arguments, llm, loaded)
+    except BaseException:
+        llm.close()
+        raise
+    return llm, with_model_name(settings, config, loaded.path), worker
 
 
-def _print_welcome(url: str, settings: Any) -> None:
+def with_model_name(settings: ServerSettings, config: EngineConfig, path: Path) -> ServerSettings:
+    """Settings that name the model: as it was asked for, else by its folder."""
+    if settings.served_model_name is not None:
+        return settings
+    name = path.name.removesuffix(".gguf") if config.model == "default" else config.model
+    return replace(settings, served_model_name=str(name))
+
+
+def print_welcome(url: str, settings: ServerSettings) -> None:
     key = "-H 'Authorization: Bearer KEY' " if settings.api_key else ""
     # Greedy: at OpenAI's default temperature of 1 a small model writes nonsense.
     question = '{"role": "user", "content": "What is the capital of France?"}'

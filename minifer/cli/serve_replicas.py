@@ -35,11 +35,11 @@ def add_options(parser: Parser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raises `ValueError` for options that make no sense, before anything is loaded."""
-    if arguments.replicas is None:
+    if arguments.replicas is None and arguments.disaggregate is None:
         if arguments.router is not None and not arguments.ray:
             raise ValueError("--router needs --replicas: one engine has no choice")
         return
-    if arguments.replicas < 1:
+    if arguments.replicas is not None and arguments.replicas < 1:
         raise ValueError(f"--replicas must be at least 1, got {arguments.replicas}")
     from minifer.routing.policies import make_policy
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,6 +21,9 @@ from minifer.async_llm import AsyncLLM
 from minifer.serving.app import create_app
 from minifer.serving.limits import OpenRequests
 from minifer.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from minifer.serving.disaggregation.worker import KVWorker
 
 CLOSING_SECONDS = 2  # for answers that were cut short to reach their clients
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -93,13 +96,18 @@ def is_public(host: str) -> bool:
         return host != "localhost"
 
 
-def run(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> None:
+def run(
+    llm: AsyncLLM,
+    settings: ServerSettings,
+    listener: socket.socket,
+    worker: KVWorker | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, then finish; the engine stays open.
 
     First signal: no new requests; open ones may go on for `settings.shutdown_timeout` seconds;
     what is left then ends with `finish_reason="abort"`. A second signal does that at once.
     """
-    app = create_app(llm, settings)
+    app = create_app(llm, settings, worker)
     server = GracefulServer(uvicorn_config(app), app.state.server)
     asyncio.run(server.serve(sockets=[listener]))
 
@@ -108,7 +116,7 @@ def uvicorn_config(app: Starlette) -> uvicorn.Config:
     """How our applications are served."""
     # log_config: Python's own default, warnings and errors to stderr.
     config = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, server_header=False, ws="none"
+        app, lifespan="on", log_config=None, access_log=False, server_header=False, ws="none"
     )
     config.timeout_graceful_shutdown = CLOSING_SECONDS
     return config

@@ -22,6 +22,7 @@ is the single engine's, whatever happens to the other worker or to the link.
 `sender.py`               the prefill worker's side
 `receiver.py`             the decode worker's side
 `worker.py`               both, behind a server's routes
+`split.py`                how many workers there are of each kind
 `router.py`               which workers a request visits
 `link_faults.py`          links that break, for tests
 `stats.py`                what happened, counted

@@ -49,6 +49,11 @@ class LinkFaults:
                 raise ValueError(f"{name} must be a number, got {value!r}") from None
         return cls(**values)  # type: ignore[arg-type]
 
+    @property
+    def text(self) -> str:
+        """The words for `of`."""
+        return f"drop={self.drop},flip={self.flip},stall={self.stall},seed={self.seed}"
+
     def draw(self) -> Fault | None:
         """What happens to the next block."""
         place = self._random.random()

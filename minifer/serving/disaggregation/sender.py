@@ -45,6 +45,7 @@ from minifer.serving.disaggregation.stats import TransferStats
 log = logging.getLogger("minifer.serving.disaggregation")
 
 GREETING_SECONDS = 5.0  # for somebody who connects to say what they want
+CLOSING_SECONDS = 2.0  # for links in the middle of something when the worker ends
 MAX_LINKS = 1024
 POLL_SECONDS = 0.002  # between two looks for blocks, where no step makes the look wait
 READ_AHEAD = 4  # blocks taken from the engine at a time
@@ -290,9 +291,12 @@ class BlockSender:
     # -- the end
 
     async def close(self) -> None:
-        """No new connections; those open end, and so do the prompts nobody fetched."""
+        """No new connections; those open may end within a moment. Prompts are computed no
+        further."""
         if self._server is not None:
             self._server.close()
+        if self._links:
+            await asyncio.wait(self._links, timeout=CLOSING_SECONDS)
         for offer in list(self._offers.values()):
             if offer.lease is not None:
                 offer.lease.cancel()

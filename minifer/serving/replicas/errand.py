@@ -49,6 +49,9 @@ class LostError(Exception):
         self.ran = ran
 
 
+Before = Callable[["Errand"], Awaitable[Mapping[str, str]]]
+
+
 @dataclass
 class Fleet:
     """What is needed to send requests to the replicas of one deployment.
@@ -63,7 +66,7 @@ class Fleet:
     settings: ReplicaSettings
     metrics: RouterMetrics
     key: str
-    before: Callable[[Errand], Awaitable[Mapping[str, str]]] | None = None
+    before: Before | None = None
 
     @property
     def headers(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -43,14 +43,15 @@ class Status(Enum):
 class Replica:
     """A place for one engine process after another.
 
-    arguments: of its `minifer serve`. generation: how many processes it has had. num_open:
-    requests there now. is_suspect: a connection to it broke, and it has not answered a health
-    check since. last_words: why the last process ended.
+    arguments, environment: of its `minifer serve`. generation: how many processes it has had.
+    num_open: requests there now. is_suspect: a connection to it broke, and it has not answered a
+    health check since. last_words: why the last process ended.
     """
 
     name: str
     role: Role = Role.MIXED
     arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     status: Status = Status.STARTING
     process: Process | None = None
     generation: int = 0
@@ -58,7 +59,6 @@ class Replica:
     num_restarts: int = 0
     is_suspect: bool = False
     last_words: str = ""
-    data: dict[str, Any] = field(default_factory=dict)  # for deployments with needs of their own
 
     @property
     def is_available(self) -> bool:

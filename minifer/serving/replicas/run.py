@@ -18,7 +18,7 @@ from minifer.routing.index import KVIndex
 from minifer.routing.policies import make_policy
 from minifer.routing.router import Router
 from minifer.serving.replicas.app import RouterServer, create_router_app
-from minifer.serving.replicas.errand import Fleet
+from minifer.serving.replicas.errand import Before, Fleet
 from minifer.serving.replicas.kv_feed import KVFeed
 from minifer.serving.replicas.metrics import RouterMetrics
 from minifer.serving.replicas.process import ReplicaProcess
@@ -42,15 +42,18 @@ def run_replicas(
     replica_settings: ReplicaSettings,
     listener: socket.socket,
     on_ready: Callable[[], None],
+    before: Before | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish as a single server does; SIGHUP restarts one
     replica after the other.
 
     replicas: with the arguments of their `minifer serve`. config: of their engines. listener:
-    bound; clients are let in when all replicas are healthy, and `on_ready` is called. Raises
-    `RuntimeError` when one of them does not start, `ValueError` for an unknown policy.
+    bound; clients are let in when all replicas are healthy, and `on_ready` is called. before: of
+    the `Fleet`. Raises `RuntimeError` when one of them does not start, `ValueError` for an unknown
+    policy.
     """
-    asyncio.run(_serve(replicas, config, settings, replica_settings, listener, on_ready))
+    serving = _serve(replicas, config, settings, replica_settings, listener, on_ready, before)
+    asyncio.run(serving)
 
 
 async def _serve(
@@ -60,8 +63,11 @@ async def _serve(
     replica_settings: ReplicaSettings,
     listener: socket.socket,
     on_ready: Callable[[], None],
+    before: Before | None,
 ) -> None:
-    async with open_deployment(replicas, config, settings, replica_settings) as server:
+    async with open_deployment(
+        replicas, config, settings, replica_settings, before=before
+    ) as server:
         app = create_router_app(server)
         listen(listener)
         on_ready()
@@ -77,6 +83,7 @@ async def open_deployment(
     replica_settings: ReplicaSettings,
     start: Callable[[Replica], Awaitable[Process]] | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
+    before: Before | None = None,
 ) -> AsyncIterator[RouterServer]:
     """All of it but the socket: processes, health checks, KV events, router. Raises as
     `run_replicas` does; at the end no process is left.
@@ -84,7 +91,7 @@ async def open_deployment(
     start, transport: how a process is made, and spoken to; tests bring their own.
     """
     router = Router(make_policy(replica_settings.router, replica_settings.seed), KVIndex())
-    reader = await asyncio.to_thread(_prompt_reader, config, settings)
+    reading = asyncio.create_task(asyncio.to_thread(_prompt_reader, config, settings))
     key = secrets.token_urlsafe(32)  # nobody but us speaks to a replica
 
     async def start_process(replica: Replica) -> Process:
@@ -92,7 +99,7 @@ async def open_deployment(
             replica.name,
             replica.arguments,
             key,
-            environment(replicas.index(replica), len(replicas)),
+            {**environment(replicas.index(replica), len(replicas)), **replica.environment},
             replica_settings.start_timeout,
         )
 
@@ -104,7 +111,7 @@ async def open_deployment(
         patience = settings.shutdown_timeout + CLOSING_SECONDS + 1.0
         supervisor = Supervisor(replicas, replica_settings, http, start or start_process, patience)
         metrics = RouterMetrics(replicas, router)
-        fleet = Fleet(supervisor, router, http, replica_settings, metrics, key)
+        fleet = Fleet(supervisor, router, http, replica_settings, metrics, key, before)
         feed = KVFeed(router, http, metrics, fleet.headers)
         for replica in replicas:
             router.add(replica.name, replica.role)
@@ -112,8 +119,9 @@ async def open_deployment(
         supervisor.on_down.append(feed.down)
         try:
             await supervisor.open()
-            yield RouterServer(fleet, reader, settings)
+            yield RouterServer(fleet, await reading, settings)
         finally:
+            reading.cancel()
             await feed.close()
             await supervisor.close()
 
