@@ -40,12 +40,12 @@ class _Follower:
 
     exact: every event since its start or since a snapshot has come. truncated: blocks of it were
     dropped for want of room. unheard_since: when it was first sent something that it must report,
-    after it last reported anything. snapshot: the number of the last one.
+    after it last reported anything. snapshot: the number of the last one, or 0.
     """
 
     epoch: int = -1
     sequence: int = 0
-    snapshot: int = -1
+    snapshot: int = 0
     exact: bool = False
     truncated: bool = False
     wants_snapshot: bool = False
@@ -190,7 +190,8 @@ class KVIndex:
         follower.sequence = batch.sequence
         follower.unheard_since = None
         follower.wants_snapshot |= not follower.exact
-        # A snapshot has no order, and what comes after it may be a part of it, seen once more.
+        # A snapshot has no order, nor has the first batch, which holds what was there already; and
+        # what follows a snapshot may be a part of it, seen once more.
         in_order = batch.sequence > follower.snapshot + 1
         for event in batch.events:
             self._apply_event(name, follower, event, in_order)

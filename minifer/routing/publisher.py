@@ -51,7 +51,9 @@ class KVEventPublisher:
         kv.watch(self)
 
     def close(self) -> None:
-        self._kv.watch(None)
+        """Watch no longer, unless another publisher has taken over."""
+        if self._kv.pool.watcher is self:
+            self._kv.watch(None)
 
     # -- on the engine's thread
 

@@ -176,6 +176,17 @@ def test_a_publisher_of_an_engine_that_has_run_begins_with_what_it_holds():
     assert publisher.take().events == ()
 
 
+def test_one_publisher_at_a_time_and_the_newest():
+    d = driver()
+    first, second = KVEventPublisher(d.kv, "a"), KVEventPublisher(d.kv, "a")
+    first.close()
+    d.add("r", list(range(9)), max_tokens=1)
+    d.run()
+    assert (first.num_pending, second.num_pending) == (0, 2)
+    second.close()
+    assert d.kv.pool.watcher is None
+
+
 def test_nothing_is_told_to_nobody():
     d = driver(dram=6)
     assert d.kv.pool.watcher is None and d.kv.tiers.dram.watcher is None

@@ -185,6 +185,8 @@ def test_case_158_a_block_of_an_unknown_parent_is_kept_and_a_snapshot_asked_for(
 
 def test_a_snapshot_in_any_order_asks_for_no_other(index):
     a = Publisher(index, "A")
+    a.store(2, parent=1)  # nor does the first batch of all
+    assert index.snapshots_wanted() == []
     a.store(9, parent=8)
     assert index.snapshots_wanted() == ["A"]
     index.apply(a.snapshot(BlockStored((2,), 1), BlockStored((1,), None), BlockStored((9,), 8)))
