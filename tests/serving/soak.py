@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx
 
+GAP = 1e-3  # logits closer than this may change places with the batch size
 WORDS = [
     *("the", "list", "of", "names", "is", "a", "string", "that", "can", "be", "used", "in"),
     *("an", "expression", "when", "object", "has", "more", "than", "one", "method", "and"),
@@ -86,9 +88,12 @@ def hangs_up(number: int) -> bool:
 
 
 async def run(
-    base_url: str, model: str, total: int, concurrency: int, first: int = 0
+    base_url: str, model: str, total: int, concurrency: int, first: int = 0, hang_up: bool = True
 ) -> list[Result]:
-    """Send requests `first` … `first + total − 1`, `concurrency` at a time."""
+    """Send requests `first` … `first + total − 1`, `concurrency` at a time.
+
+    hang_up: do some clients leave early?
+    """
     numbers = iter(range(first, first + total))
     results: list[Result] = []
     limits = httpx.Limits(max_connections=concurrency + 8)
@@ -96,17 +101,17 @@ async def run(
 
         async def worker() -> None:
             for number in numbers:
-                results.append(await _one(client, number, model))
+                results.append(await _one(client, number, model, hang_up))
 
         await asyncio.gather(*(worker() for _ in range(concurrency)))
     return sorted(results, key=lambda r: r.number)
 
 
-async def _one(client: httpx.AsyncClient, number: int, model: str) -> Result:
+async def _one(client: httpx.AsyncClient, number: int, model: str, hang_up: bool) -> Result:
     route, body = make_body(number, model)
     result, rng = Result(number), random.Random(number)
     try:
-        patience = rng.uniform(0, 0.5) if hangs_up(number) else None
+        patience = rng.uniform(0, 0.5) if hang_up and hangs_up(number) else None
         async with asyncio.timeout(patience):
             await _send(client, route, body, result)
             while result.status == 429:
@@ -159,3 +164,28 @@ async def _read_stream(response: httpx.Response, body: dict[str, Any], result: R
                 ends[choice["index"]] += 1
     if result.error is None and (last != "[DONE]" or ends != Counter(range(n))):
         result.error = f"the stream ended with {last!r}, finish chunks {dict(ends)}"
+
+
+def gap_at_divergence(address: str, number: int, model: str, other: str) -> float:
+    """Alone, where the answer first differs from `other`: how far the two best logits are apart."""
+    route, body = make_body(number, model)
+    chat = "messages" in body
+    body |= {"stream": False} | ({"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2})
+    choice = httpx.post(f"{address}{route}", json=body, timeout=60).json()["choices"][0]
+    if chat:
+        steps = [
+            (c["token"], [t["logprob"] for t in c["top_logprobs"]])
+            for c in choice["logprobs"]["content"]
+        ]
+    else:
+        lp = choice["logprobs"]
+        steps = [
+            (t, sorted(top.values())[-2:])
+            for t, top in zip(lp["tokens"], lp["top_logprobs"], strict=True)
+        ]
+    text = ""
+    for token, best in steps:
+        text += token
+        if not other.startswith(text):
+            return max(best) - min(best)
+    return math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import signal
 import subprocess
@@ -16,9 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from soak import hangs_up, make_body, run
-
-GAP = 1e-3  # logits closer than this may change places with the batch size
+from soak import GAP, gap_at_divergence, hangs_up, make_body, run
 
 
 @contextmanager
@@ -72,31 +69,6 @@ def resident_megabytes(pid: int) -> float:
 def is_idle(address: str) -> bool:
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     return all(gauge(address, name) == 0 for name in names)
-
-
-def gap_at_divergence(address: str, number: int, model: str, other: str) -> float:
-    """Alone, where the answer first differs from `other`: how far the two best logits are apart."""
-    route, body = make_body(number, model)
-    chat = "messages" in body
-    body |= {"stream": False} | ({"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2})
-    choice = httpx.post(f"{address}{route}", json=body, timeout=60).json()["choices"][0]
-    if chat:
-        steps = [
-            (c["token"], [t["logprob"] for t in c["top_logprobs"]])
-            for c in choice["logprobs"]["content"]
-        ]
-    else:
-        lp = choice["logprobs"]
-        steps = [
-            (t, sorted(top.values())[-2:])
-            for t, top in zip(lp["tokens"], lp["top_logprobs"], strict=True)
-        ]
-    text = ""
-    for token, best in steps:
-        text += token
-        if not other.startswith(text):
-            return max(best) - min(best)
-    return math.inf
 
 
 def soak(model: str, total: int, concurrency: int, *options: str) -> dict[str, float]:

@@ -126,7 +126,11 @@ class Fakes(httpx.AsyncBaseTransport):
         self.feeds: dict[str, asyncio.Queue[bytes]] = {}
         self.sick: set[str] = set()  # answer no health check
         self.start_errors: dict[str, list[Exception | None]] = {}
-        self.pages: dict[str, str] = {}
+        self.pages: dict[str, str] = {}  # replica and path → what a GET brings
+        self.paths: list[str] = []  # of GETs
+        self.keys: list[str] = []
+        self.streams: dict[str, Body] = {}  # replica → what its `/events` sends
+        self.unreachable: set[str] = set()  # but for health checks
         self.may_start = asyncio.Event()
         self.may_start.set()
 
@@ -157,11 +161,17 @@ class Fakes(httpx.AsyncBaseTransport):
             return httpx.Response(200, json={"status": "ok"})
         if path == "/kv_events":
             return self._feed(name)
-        if path == "/metrics":
-            page = f'# TYPE x counter\nx_total{{model="m"}} {len(self.log)}\n'
-            return httpx.Response(200, text=self.pages.get(name, page))
+        if name in self.unreachable:
+            raise httpx.ConnectError("refused")
+        if path == "/events":
+            return httpx.Response(200, headers=SSE, stream=self.streams[name])
         if request.method == "GET":
-            return httpx.Response(200, headers={"x-from": name}, text=f"page of {name}")
+            self.paths.append(request.url.raw_path.decode())
+            page = f"page of {name}"
+            if path == "/metrics":
+                page = f'# TYPE x counter\nx_total{{model="m"}} {len(self.log)}\n'
+            return httpx.Response(200, text=self.pages.get(name + path, page))
+        self.keys.append(request.headers["authorization"])
         self.log.append((name, path))
         self.bodies.append(await request.aread())
         script = self.scripts.get(name)
