@@ -27,6 +27,7 @@ def main(job: dict[str, Any]) -> dict[str, float]:
 
     cli._start_process()  # what a command does first
     with session.few_collections():
+        from minifer import engine
         from minifer.llm import LLM
         from minifer.weights import resolve
 
@@ -35,7 +36,7 @@ def main(job: dict[str, Any]) -> dict[str, float]:
         weights, loaded = _Stopwatch(), _Stopwatch()
         for name in ("load_hf", "load_hf_quantized", "build_from_gguf"):
             setattr(resolve, name, weights.around(getattr(resolve, name)))
-        setattr(resolve, "load_model", loaded.around(resolve.load_model))  # noqa: B010
+        setattr(engine, "load", loaded.around(engine.load))  # noqa: B010
         llm = LLM(job["model"], **job["options"])
     built = time.monotonic()
     with llm:
