@@ -27,16 +27,14 @@ def main(job: dict[str, Any]) -> dict[str, float]:
 
     cli._start_process()  # what a command does first
     with session.few_collections():
-        from minifer import engine
         from minifer.llm import LLM
         from minifer.weights import resolve
 
         imported = time.monotonic()
         memory = _memory()
-        weights, loaded = _Stopwatch(), _Stopwatch()
+        weights = _Stopwatch()
         for name in ("load_hf", "load_hf_quantized", "build_from_gguf"):
             setattr(resolve, name, weights.around(getattr(resolve, name)))
-        setattr(engine, "load", loaded.around(engine.load))  # noqa: B010
         llm = LLM(job["model"], **job["options"])
     built = time.monotonic()
     with llm:
@@ -51,9 +49,9 @@ def main(job: dict[str, Any]) -> dict[str, float]:
         found = {
             "interpreter": _AWAKE - job["spawned"],
             "imports": imported - _AWAKE,
-            "tokenizer": loaded.seconds - weights.seconds,
+            "tokenizer": llm.load_seconds - weights.seconds,
             "weights": weights.seconds,
-            "engine": built - imported - loaded.seconds,
+            "engine": built - imported - llm.load_seconds,
             "prefill": forward.seconds,
             "first_token": done - built - forward.seconds,
             "seconds": done - job["spawned"],
