@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fakes import run_engine
 
 from minifer import LLM, SamplingParams
@@ -23,11 +25,14 @@ PROMPT = "The for statement"
 
 # No `if __name__ == "__main__"`: a rank is no copy of the program that starts it.
 SCRIPT = """
-import sys
+import os, sys, time
 from minifer import LLM, SamplingParams
 llm = LLM("minifer-tiny", device="cpu", dtype="float32", tensor_parallel_size=2, num_kv_blocks=32)
 (output,) = llm.generate("The for statement", SamplingParams(temperature=0, max_tokens=8))
-print(output.outputs[0].token_ids, llm.engine.runner.ranks.pids[0], sep=";", flush=True)
+fork = os.fork() if len(sys.argv) > 1 else None
+if fork == 0:
+    time.sleep(600)
+print(output.outputs[0].token_ids, llm.engine.runner.ranks.pids[0], fork, sep=";", flush=True)
 sys.stdin.read()
 """
 
@@ -89,16 +94,20 @@ def test_a_killed_rank_ends_the_open_requests_and_leaves_nothing_behind() -> Non
 
 
 @needs_proc
-def test_closing_the_engine_ends_its_ranks_and_gives_the_threads_back() -> None:
-    import torch
-
+def test_ranks_share_the_cores_and_closing_the_engine_ends_them() -> None:
     before = torch.get_num_threads()
-    engine = two_ranks()
-    (pid,) = ranks_of(engine).pids
-    assert not is_gone(pid)
-    engine.close()
-    assert is_gone(pid)
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(5)
+    try:
+        engine = two_ranks()
+        (pid,) = ranks_of(engine).pids
+        assert torch.get_num_threads() == min(5, max(1, len(os.sched_getaffinity(0)) // 2))
+        assert not is_gone(pid)
+        assert os.getpgid(pid) != os.getpgid(0)  # a terminal's Ctrl-C is not for it
+        engine.close()
+        assert is_gone(pid)
+        assert torch.get_num_threads() == 5
+    finally:
+        torch.set_num_threads(before)
 
 
 @needs_proc
@@ -115,18 +124,26 @@ def test_a_rank_that_hangs_is_given_up_and_killed() -> None:
 
 
 @needs_proc
-def test_in_a_plain_script_and_when_that_is_killed_its_rank_ends() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout is not None
-        try:
-            tokens, _, pid = process.stdout.readline().strip().partition(";")
-        finally:
-            process.kill()
-    assert tokens == str(tokens_of_one_rank())
-    wait_until(lambda: is_gone(int(pid)))
+@pytest.mark.parametrize("forks", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_in_a_plain_script_and_when_that_is_killed_its_rank_ends(forks: bool) -> None:
+    """Also where a fork of the script lives on, and with it the script's end of the socket."""
+    command = [sys.executable, "-c", SCRIPT, *["forks"] * forks]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    fork = "None"
+    try:
+        tokens, pid, fork = process.stdout.readline().strip().split(";")
+        process.kill()
+        process.wait()
+        assert tokens == str(tokens_of_one_rank())
+        wait_until(lambda: is_gone(int(pid)))
+    finally:
+        if fork != "None":
+            os.kill(int(fork), signal.SIGKILL)
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
 
 
 @needs_proc
@@ -135,8 +152,6 @@ def test_a_rank_dropped_without_close_ends() -> None:
     engine = two_ranks()
     (pid,) = ranks_of(engine).pids
     del engine
-    import gc
-
     gc.collect()
     wait_until(lambda: is_gone(pid))
 
