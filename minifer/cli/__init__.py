@@ -27,6 +27,7 @@ from minifer.cli import (
     parcae,
     pull,
     serve,
+    sim,
     trace,
 )
 from minifer.cli.parser import Parser
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         faults,
         kernels,
         parcae,
+        sim,
         claims,
         book,
         grade,

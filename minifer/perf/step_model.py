@@ -30,10 +30,18 @@ class StepModel:
         return prices[FIXED] + sum(prices[name] * value for name, value in features.items())
 
 
-def fit_step_model(features: Mapping[str, Sequence[float]], seconds: Sequence[float]) -> StepModel:
+def fit_step_model(
+    features: Mapping[str, Sequence[float]],
+    seconds: Sequence[float],
+    *,
+    fixed: bool = True,
+    relative_to: Sequence[float] | None = None,
+) -> StepModel:
     """Least squares of the relative errors: a step of 1 ms counts as much as one of 1 s.
 
-    features: name → one value a step ("bytes", "tokens", …); a fixed part is added. Raises
+    features: name → one value a step ("bytes", "tokens", …). fixed: add a part that every step
+    has; else it is 0. relative_to: seconds that each error is divided by; None: the measured ones,
+    which makes a noisy log look fast, as a step that took too long counts less. Raises
     `ValueError` for columns of unequal length, seconds that are not above 0, or a log that cannot
     tell the features apart.
     """
@@ -45,12 +53,14 @@ def fit_step_model(features: Mapping[str, Sequence[float]], seconds: Sequence[fl
             raise ValueError(
                 f"{name} must have one value for each of {len(measured)} steps, got {len(values)}"
             )
-    names = [FIXED, *features]
-    columns = np.array([np.ones_like(measured), *features.values()], dtype=np.float64).T
-    relative = columns / measured[:, None]
+    divisor = measured if relative_to is None else np.asarray(relative_to, dtype=np.float64)
+    ones = {FIXED: np.ones_like(measured)} if fixed else {}
+    names = [*ones, *features]
+    columns = np.array([*ones.values(), *features.values()], dtype=np.float64).T
+    relative = columns / divisor[:, None]
     scale = np.abs(relative).max(axis=0)  # bytes and 1 differ by many orders of magnitude
     scale[scale == 0] = 1.0
-    solution, _, rank, _ = np.linalg.lstsq(relative / scale, np.ones_like(measured), rcond=1e-10)
+    solution, _, rank, _ = np.linalg.lstsq(relative / scale, measured / divisor, rcond=1e-10)
     if rank < len(names):
         raise ValueError(
             f"the log of {len(measured)} steps cannot tell {', '.join(names)} apart: "
@@ -58,4 +68,5 @@ def fit_step_model(features: Mapping[str, Sequence[float]], seconds: Sequence[fl
         )
     prices = solution / scale
     error = float(np.abs(columns @ prices / measured - 1).mean())
-    return StepModel(dict(zip(names, prices.tolist(), strict=True)), error)
+    priced = dict(zip(names, prices.tolist(), strict=True))
+    return StepModel({FIXED: 0.0, **priced}, error)

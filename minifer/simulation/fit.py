@@ -1,9 +1,10 @@
 """An engine's own steps → prices the simulator can use.
 
-Least squares of the relative errors (`perf.step_model`), with three rules of its own: a feature
-that the log cannot tell from the others is left out, a price below 0 is left out (nothing gets
-faster by more work), and at the end one factor makes the sum of all steps what it was: relative
-errors alone make a noisy machine look faster than it is.
+Least squares of errors relative to what the fit itself says (`perf.step_model`, a few times over):
+relative to what was measured, a step that took too long would count too little, and a noisy machine
+would look faster than it is. What the log cannot tell from the rest has no price, and neither has
+what came out below 0: nothing gets faster by more work. At the end one factor makes the sum of all
+steps what it was.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from minifer.simulation.step_times import (
 
 # What a step's time is a sum of, the most important first.
 FEATURES = ("per_token", "per_row", "per_context", "per_square")
+_ROUNDS = 6  # after which the prices stand still
+_LEAST = 0.05  # of the median step: no error is divided by less
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def fit_steps(log: Sequence[LoggedStep], source: str = "") -> StepFit:
     seconds = [step.seconds for step in steps]
     columns = features(steps)
     left_out = {}
-    chosen: list[str] = []
+    chosen = [FIXED]
     for name in FEATURES:
         if not any(columns[name]):
             left_out[name] = "the log has none"
@@ -72,21 +75,39 @@ def fit_steps(log: Sequence[LoggedStep], source: str = "") -> StepFit:
             left_out[name] = "the log cannot tell it from the others"
         else:
             chosen.append(name)
-    prices = fit_step_model({name: columns[name] for name in chosen}, seconds).prices
-    while (worst := min(chosen, key=lambda name: prices[name], default=None)) is not None:
+    prices = _solve(columns, chosen, seconds)
+    while len(chosen) > 1:
+        worst = min(chosen, key=lambda name: prices[name] * sum(columns[name]))
         if prices[worst] >= 0:
             break
-        chosen.remove(worst)
+        chosen.remove(worst)  # what takes the most seconds off
         left_out[worst] = "its price came out below 0"
-        prices = fit_step_model({name: columns[name] for name in chosen}, seconds).prices
+        prices = _solve(columns, chosen, seconds)
     fitted = _steps_of(prices, columns, seconds, source)
     errors = errors_of(fitted, steps)
     return StepFit(fitted, len(steps), **asdict(errors), left_out=left_out)
 
 
+def _solve(
+    columns: Mapping[str, Sequence[float]], names: Sequence[str], seconds: Sequence[float]
+) -> dict[str, float]:
+    """Prices of `names`; 0 of all others."""
+    chosen = {name: columns[name] for name in names if name != FIXED}
+    fixed = FIXED in names
+    least = _LEAST * sorted(seconds)[len(seconds) // 2]
+    prices = fit_step_model(chosen, seconds, fixed=fixed).prices
+    for _ in range(_ROUNDS):
+        predicted = [
+            max(least, math.fsum(prices[name] * columns[name][i] for name in (FIXED, *chosen)))
+            for i in range(len(seconds))
+        ]
+        prices = fit_step_model(chosen, seconds, fixed=fixed, relative_to=predicted).prices
+    return {name: prices.get(name, 0.0) for name in (FIXED, *FEATURES)}
+
+
 def features(steps: Sequence[LoggedStep]) -> dict[str, list[float]]:
-    """One value a step of each of `FEATURES`: what its price is multiplied by."""
-    out: dict[str, list[float]] = {name: [] for name in FEATURES}
+    """One value a step of each of `FEATURES`, and of "fixed": what its price is multiplied by."""
+    out: dict[str, list[float]] = {FIXED: [1.0] * len(steps), **{name: [] for name in FEATURES}}
     for step in steps:
         rows = [end for query, end in step.chunks if query == 1]
         chunks = [(query, end) for query, end in step.chunks if query > 1]
@@ -119,7 +140,7 @@ def _can_tell(
     columns: Mapping[str, Sequence[float]], names: Sequence[str], seconds: Sequence[float]
 ) -> bool:
     try:
-        fit_step_model({name: columns[name] for name in names}, seconds)
+        fit_step_model({name: columns[name] for name in names if name != FIXED}, seconds)
     except ValueError:
         if min(seconds) <= 0:
             raise
@@ -133,14 +154,10 @@ def _steps_of(
     seconds: Sequence[float],
     source: str,
 ) -> FittedSteps:
-    """Prices with the factor that makes their sum right. A fixed part below 0 is 0."""
-    prices = {name: max(0.0, price) for name, price in prices.items()}
-    fixed = prices[FIXED]
-    total = fixed * len(seconds) + math.fsum(
-        price * math.fsum(columns[name]) for name, price in prices.items() if name != FIXED
-    )
+    """Prices with the factor that makes their sum right."""
+    total = math.fsum(price * math.fsum(columns[name]) for name, price in prices.items())
     factor = math.fsum(seconds) / total
-    get = {name: prices.get(name, 0.0) * factor for name in (FIXED, *FEATURES)}
+    get = {name: price * factor for name, price in prices.items()}
     return FittedSteps(
         PrefillPrices(get[FIXED], get["per_token"], get["per_square"]),
         ((0, DecodePrices(get[FIXED], get["per_row"], get["per_context"])),),

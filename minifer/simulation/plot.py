@@ -60,7 +60,7 @@ def draw_run(
 
 def draw_rates(runs: Mapping[float, RunMetrics], title: str) -> Any:
     """Several rates: TTFT, and attainment of the SLO if there is one. A rate past saturation is a
-    cross on the upper edge: how high it would be depends on how long one waits.
+    cross on the edge: how bad it would be depends on how long one waits.
 
     runs: rate → what was measured there. Returns a matplotlib figure.
     """
@@ -94,24 +94,23 @@ def draw_rates(runs: Mapping[float, RunMetrics], title: str) -> Any:
         )
         axes[1].set(xlabel="requests/s", ylabel="share of requests", ylim=(0, 1.05))
         axes[1].set_title("within the SLO")
-    for one in axes:
-        _cross_out(one, unstable)
+    for one, height in zip(axes, (0.97, 0.03), strict=False):  # where bad values are
+        _cross_out(one, unstable, height)
         one.grid(alpha=0.3)
         one.legend(fontsize=8)
     return figure
 
 
-def _cross_out(axes: Any, rates: Sequence[float]) -> None:
+def _cross_out(axes: Any, rates: Sequence[float], height: float) -> None:
     if rates:
-        height = axes.get_xaxis_transform()
         axes.plot(
             rates,
-            [0.97] * len(rates),
+            [height] * len(rates),
             "x",
             color=RED,
             ms=7,
             mew=2,
-            transform=height,
+            transform=axes.get_xaxis_transform(),
             clip_on=False,
             label="past saturation",
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 from minifer.engine import Engine
 from minifer.events import Event, ListSink
+from minifer.perf.steps import busy_clock
 from minifer.sampling_params import SamplingParams
 from minifer.simulation.arrivals import BLOCK, Arrival, Conversation, Workload
 from minifer.simulation.step_log import CONFIG, DUE
@@ -60,6 +61,33 @@ def record(
     finally:
         engine.events.sinks.remove(sink)
     return sink.events
+
+
+class BusyClock:
+    """Seconds this process computed, and those it would have waited: an engine that has the machine
+    to itself, on one that it has not. For torch with one thread, as its threads add up.
+
+    An engine with this clock is recorded with `sleep` of it, which waits for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._skipped = 0.0
+
+    def __call__(self) -> float:
+        return busy_clock() + self._skipped
+
+    def sleep(self, seconds: float) -> None:
+        self._skipped += seconds
+
+
+def warm_up(engine: Engine, num_tokens: int = 8) -> None:
+    """Serve one request, so that the first one that counts does not pay for what is done once."""
+    prompt = list(range(min(64, engine.limits.vocab_size, engine.limits.max_prompt_len)))
+    room = engine.limits.max_total_tokens - len(prompt)
+    params = SamplingParams(temperature=0, max_tokens=max(1, min(num_tokens, room)))
+    engine.add_request("warm-up", prompt, params)
+    while engine.has_unfinished_requests:
+        engine.step()
 
 
 def config_event(engine: Engine) -> Event:

@@ -14,8 +14,8 @@ import math
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from minifer.simulation.arrivals import Arrival, Workload
 from minifer.simulation.cluster import Cluster
@@ -99,6 +99,18 @@ class Capacity:
     failed: float
     unstable: bool
     probes: tuple[Probe, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; infinity is null."""
+        return {
+            "rate": self.rate,
+            "failed": _finite(self.failed),
+            "unstable": self.unstable,
+            "probes": [
+                {**asdict(p), "measures": {k: _finite(v) for k, v in p.measures.items()}}
+                for p in self.probes
+            ],
+        }
 
     def at(self, rate: float) -> Probe:
         """Raises `ValueError` for a rate that was not tried."""
@@ -187,6 +199,10 @@ def find_capacities(
 def new_pool(processes: int | None = None) -> ProcessPoolExecutor:
     """Processes that begin from nothing: forking one that has threads can hang."""
     return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 # -- one rate

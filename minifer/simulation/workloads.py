@@ -79,6 +79,15 @@ WORKLOADS: Mapping[str, NamedWorkload] = MappingProxyType(
             _SHORT.rate,
             cv=4.0,
         ),
+        "short": _single(
+            "prompts of 100 tokens, answers of 25: what a small model on a CPU can serve",
+            Lengths(
+                Lognormal.of_quantiles(90, 200, least=8, most=400),
+                Lognormal.of_quantiles(20, 45, least=2, most=100),
+                correlation=0.3,
+            ),
+            rate=1.0,
+        ),
         "chat": NamedWorkload(
             "closed loop: chats of 5 turns on average, 4 tenants with a system prompt each; the "
             "rate is of new chats",
