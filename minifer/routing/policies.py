@@ -71,16 +71,6 @@ def policy_options(name: str) -> dict[str, Any]:
     return {key: p.default for key, p in parameters.items() if key != "seed"}
 
 
-def describe_policies() -> str:
-    """One line a policy, with its options and their defaults: for a command's help."""
-    lines = []
-    for name in POLICIES:
-        options = policy_options(name)
-        shown = ", ".join(f"{key}={'least_work' if v is None else v}" for key, v in options.items())
-        lines.append(f"{name} ({shown})" if shown else name)
-    return "\n".join(lines)
-
-
 def _plain(name: str) -> str:
     return name.strip().replace("-", "_")
 

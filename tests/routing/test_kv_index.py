@@ -290,6 +290,20 @@ def test_case_159_a_replica_that_falls_silent_is_followed_approximately_and_back
     assert not index.is_approximate("A") and index.match([1, 2, 3]) == {"A": 2}
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_silence_is_noticed_by_whatever_comes_next(index, clock, busy):
+    a = Publisher(index, "A")
+    a.store(1)
+    index.record("A", [1, 2])
+    clock.now += 10
+    if busy:  # one more request, and then nothing for long
+        index.record("A", [3])
+        clock.now += 100
+        assert index.num_blocks("A") == 0
+    a.store(4)
+    assert index.snapshots_wanted() == ["A"]
+
+
 def test_what_was_sent_counts_at_once_until_the_replica_reports_about_it(index, clock):
     """Two users with one new prefix at the same time: the second need not compute it, too."""
     a = Publisher(index, "A")

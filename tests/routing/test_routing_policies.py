@@ -11,7 +11,7 @@ from minifer.routing.cache_aware import CacheAware, imbalanced
 from minifer.routing.cold_warm import ColdWarm, is_cold
 from minifer.routing.dynamo import DynamoCost, dynamo_cost, softmin
 from minifer.routing.index import KVIndex
-from minifer.routing.policies import POLICIES, describe_policies, make_policy, policy_options
+from minifer.routing.policies import POLICIES, make_policy
 from minifer.routing.policy import NoReplicaError, ReplicaState, Role
 from minifer.routing.pools import pool
 from minifer.routing.tracker import LoadTracker
@@ -303,10 +303,3 @@ def test_options_are_read_by_name_and_kind():
 def test_a_wrong_option_is_named(text, said):
     with pytest.raises(ValueError, match=said):
         make_policy(text)
-
-
-def test_the_description_names_every_policy_and_option():
-    text = describe_policies()
-    for name in POLICIES:
-        (line,) = [line for line in text.splitlines() if line.split()[0] == name]
-        assert all(f"{option}=" in line for option in policy_options(name))

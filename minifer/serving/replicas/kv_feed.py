@@ -91,7 +91,7 @@ class KVFeed:
                     return
 
     def _take(self, name: str, event: bytes) -> None:
-        """Raises `ValueError` for what is no event of this route."""
+        """Raises `ValueError` for what is no event of this route, and when some are missing."""
         if event.startswith(_LOAD):
             usage = json.loads(event.removeprefix(_LOAD))["kv_usage"]
             self._router.tracker.report(name, kv_usage=usage)
@@ -99,3 +99,5 @@ class KVFeed:
         batch = decode(event.removeprefix(b"data: "))
         self._router.index.apply(batch)
         self._metrics.count("kv_events", name, by=len(batch.events))
+        if name in self._router.index.snapshots_wanted():
+            raise ValueError("some of its KV events are missing, all are asked for again")

@@ -107,6 +107,24 @@ def test_a_feed_that_breaks_is_opened_again(monkeypatch: pytest.MonkeyPatch):
     run(main())
 
 
+def test_events_that_are_missing_are_asked_for_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kv_feed, "RECONNECT", 0.01)
+
+    async def main():
+        fakes = Fakes()
+        fakes.feeds = {name: asyncio.Queue() for name in "ab"}
+        async with affine(2, fakes) as f:
+            keys = await keys_of(f, PREFIX)
+            index = f.server.fleet.router.index
+            fakes.feeds["a"].put_nowait(sent(KVEventBatch("a", 1, 1, (BlockStored(keys, None),))))
+            fakes.feeds["a"].put_nowait(sent(KVEventBatch("a", 1, 3)))
+            await until(lambda: f.count("kv_snapshots", replica="a") == 2)
+            fakes.feeds["a"].put_nowait(sent(KVEventBatch("a", 2, 1)))
+            await until(lambda: index.match(keys) == {})
+
+    run(main())
+
+
 def test_what_was_expected_is_compared_with_what_was_reported():
     async def main():
         async with affine(1) as f:
