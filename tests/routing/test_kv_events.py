@@ -130,6 +130,11 @@ def test_one_event_a_run_of_blocks():
     assert publisher.take().events == (BlockStored((four,), two, "device"),)
     d.kv.pool.reset()
     assert publisher.take().events == (AllBlocksCleared("device"),)
+    for name, first in {"t": 60, "u": 61}.items():
+        d.add(name, [first] * 9, max_tokens=1)
+    d.run()
+    expected = {BlockStored(prompt_digests([first] * 8, 4), None) for first in (60, 61)}
+    assert set(publisher.take().events) == expected, "two prefixes are two runs"
 
 
 def test_a_block_in_dram_is_reported_as_such():
