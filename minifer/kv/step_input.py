@@ -36,7 +36,8 @@ class StepInput:
     blocks_moved: have copies, poison and loads been carried out? The runner says so.
     scheduled: the plan's entries, one for each of `seq_lens`.
     greedy: nobody reads more of the logits than the largest of each row; said by the engine.
-    work: what the runner of a loop model counted, for whoever watches.
+    work: what a runner counted, for whoever watches: of a loop model its iterations, of several
+    ranks the microseconds in collectives.
     """
 
     block_size: int

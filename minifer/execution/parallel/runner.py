@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,8 +141,14 @@ def order_for(
 
 
 def parallel_runner(model: Any, engine: EngineConfig, num_blocks: int) -> ParallelRunner:
-    """Rank 0's runner for its part of a model. Raises `ValueError` for a model that is not one."""
+    """Rank 0's runner for its part of a model. Raises `ValueError` for a model that is not one, and
+    on Windows."""
     size = engine.tensor_parallel_size
+    if os.name != "posix":
+        raise ValueError(
+            f"tensor_parallel_size must be 1 on {sys.platform}, got {size}: Linux and macOS let a "
+            "process inherit a socket"
+        )
     if not isinstance(model, ParallelTransformer) or model.group.size != size:
         held = f"in {model.group.size} parts" if isinstance(model, ParallelTransformer) else "whole"
         raise ValueError(
