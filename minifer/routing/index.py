@@ -29,7 +29,7 @@ from minifer.routing.kv_events import (
 )
 from minifer.routing.policy import RoutingRequest
 
-MAX_BLOCKS = 2**20
+MAX_BLOCKS = 2**18  # some 350 bytes each
 _BIT = {medium: 1 << i for i, medium in enumerate(MEDIA)}
 _ALL = sum(_BIT.values())
 
@@ -102,7 +102,7 @@ class KVIndex:
     def num_blocks(self, replica: str) -> int:
         """Blocks that the replica holds."""
         self._table.expire(self._clock())
-        return self._table.count(replica)
+        return self._table.num_blocks(replica)
 
     def add(self, replica: str) -> None:
         """Follow a replica, which holds nothing as far as we know. One that is followed stays."""
