@@ -10,6 +10,7 @@ from minifer.cli import (
     bench_limit,
     bench_prefill,
     bench_quality,
+    bench_route,
     bench_scaling,
     bench_serve,
     bench_startup,
@@ -29,6 +30,7 @@ def add(commands: Any) -> None:
         examples=[
             ("bench serve", "a server under load"),
             ("bench serve --help", "its options"),
+            ("bench route", "what a routing policy is worth, with two replicas"),
             ("bench limit", "what this machine can do, and how near the engine comes"),
             ("bench decode", "how fast it decodes, and against others with --vs"),
             ("bench prefill", "how fast it computes prompts; what a prefix-cache hit saves"),
@@ -45,6 +47,7 @@ def add(commands: Any) -> None:
         title="benchmarks", metavar="BENCHMARK", required=True, prog="minifer bench"
     )
     bench_serve.add(benchmarks)
+    bench_route.add(benchmarks)
     bench_limit.add(benchmarks)
     bench_decode.add(benchmarks)
     bench_prefill.add(benchmarks)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minifer.cli import serve_disaggregated, serve_ray, serve_replicas, session
+from minifer.cli.output_files import check_output
 from minifer.cli.parser import add_command, add_engine_options, add_model_option, engine_fields
 from minifer.config import EngineConfig
 from minifer.serving.settings import KEY_VARIABLE, ServerSettings
@@ -78,6 +81,12 @@ def add(commands: Any) -> None:
             help=f"{text} (default: {default:.10g})",
         )
     add_option(
+        "--events",
+        type=Path,
+        metavar="FILE",
+        help="write down what the engine does, for `minifer sim fit` and `validate`: JSON lines",
+    )
+    add_option(
         "--exit-with-stdin",
         action="store_true",
         help="end when standard input is closed: for whoever starts servers, and may die",
@@ -92,8 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = EngineConfig.from_kwargs(model=arguments.model, **engine_fields(arguments))
     if not 0 <= arguments.port < 65536:
         raise ValueError(f"--port must be in [0, 65536), got {arguments.port}")
-    serve_ray.check(arguments)
+    check_output("--events", arguments.events)
     serve_replicas.check(arguments)
+    serve_ray.check(arguments)
     config = serve_disaggregated.check(arguments, config)
     try:
         from minifer.serving.run import bind, end_with_stdin, is_public, listen, url_of
@@ -122,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
         return serve_disaggregated.run(arguments, config, settings)
     with bind(arguments.host, arguments.port) as listener:
         llm, settings, worker = _load(arguments, config, settings)
-        with llm:
+        with _event_log(llm, arguments.events), llm:
             listen(listener)
             print_welcome(url_of(listener), settings)
             serve(llm, settings, listener, worker)
@@ -149,6 +159,21 @@ def _load(
         llm.close()
         raise
     return llm, with_model_name(settings, config, loaded.path), worker
+
+
+@contextmanager
+def _event_log(llm: AsyncLLM, file: Path | None) -> Iterator[None]:
+    """While the engine runs, what it does goes into a file that begins with its settings."""
+    if file is None:
+        yield
+        return
+    from minifer.events import JSONLSink
+    from minifer.simulation.record import config_event
+
+    with JSONLSink(file) as sink:
+        sink.write(config_event(llm.engine))
+        llm.post(lambda engine: engine.events.sinks.append(sink))
+        yield
 
 
 def with_model_name(settings: ServerSettings, config: EngineConfig, path: Path) -> ServerSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
@@ -35,6 +36,8 @@ def add_options(parser: Parser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raises `ValueError` for options that make no sense, before anything is loaded."""
+    if arguments.events is not None and (arguments.disaggregate or arguments.ray):
+        raise ValueError("--events is for one engine, or for --replicas")
     if arguments.replicas is None and arguments.disaggregate is None:
         if arguments.router is not None and not arguments.ray:
             raise ValueError("--router needs --replicas: one engine has no choice")
@@ -56,7 +59,10 @@ def run(arguments: argparse.Namespace, config: EngineConfig, settings: ServerSet
 
     settings = with_model_name(settings, config, resolve_model(config.model).path)
     command = replica_arguments(arguments, settings)
-    replicas = [Replica(f"replica-{i}", arguments=command) for i in range(arguments.replicas)]
+    replicas = []
+    for i in range(arguments.replicas):
+        name = f"replica-{i}"
+        replicas.append(Replica(name, arguments=command + _event_log(arguments.events, name)))
     with bind(arguments.host, arguments.port) as listener:
         session.note(f"starting {len(replicas)} engines")
         run_replicas(
@@ -81,3 +87,10 @@ def replica_arguments(arguments: argparse.Namespace, settings: ServerSettings) -
         if name in given:
             command += ["--" + name.replace("_", "-"), str(given[name])]
     return command
+
+
+def _event_log(file: Path | None, name: str) -> list[str]:
+    """log.jsonl → log.replica-0.jsonl; of a process that is replaced, its successor's."""
+    if file is None:
+        return []
+    return ["--events", str(file.with_name(f"{file.stem}.{name}{file.suffix}"))]

@@ -109,43 +109,81 @@ def bench_serve(
     network and the clock; a test brings its own. Raises `ValueError` when no vocabulary is known,
     `RuntimeError` when no server answers or it completes nothing.
     """
-    seen: list[LoadRun] = []
+    result, seen = bench_servers(
+        bench,
+        {ARM: base_url},
+        settings={"server": base_url, **(settings or {})},
+        transport=transport,
+        loop_factory=loop_factory,
+    )
+    return result, seen[ARM]
+
+
+def bench_servers(
+    bench: ServeBenchmark,
+    servers: Mapping[str, str],
+    *,
+    name: str = "serve",
+    summarize: Callable[[LoadRun], dict[str, float]] | None = None,
+    units: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> tuple[BenchmarkResult, dict[str, list[LoadRun]]]:
+    """Run it against several servers, which take turns: in each round all get the same sessions.
+
+    servers: arm → base URL; the first is the baseline. summarize: one run → what is reported of
+    it; None: all of `metrics`. units: of what that adds. Otherwise as `bench_serve`.
+    """
+    summarize = summarize or (lambda run: metrics.summarize(run, bench.slo))
+    seen: dict[str, list[LoadRun]] = {arm: [] for arm in servers}
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        http = httpx.AsyncClient(
-            base_url=base_url.rstrip("/").removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {bench.api_key}"} if bench.api_key else {},
-            timeout=None,  # `OpenAIClient` has one for the whole request
-            limits=httpx.Limits(max_connections=None),  # httpx's 100 would cap an open loop
-            trust_env=False,  # a proxy would be measured too
-            transport=transport,
-        )
-        try:
-            client, vocabulary = runner.run(_prepare(bench, http))
+        prepared: dict[str, tuple[OpenAIClient, Vocabulary]] = {}
+        clients = {arm: _http(bench, url, transport) for arm, url in servers.items()}
 
-            def arm() -> dict[str, float]:
-                sessions = bench.sessions(vocabulary, bench.seed + len(seen))
+        def arm_of(arm: str) -> Callable[[], dict[str, float]]:
+            def call() -> dict[str, float]:
+                client, vocabulary = prepared[arm]
+                sessions = bench.sessions(vocabulary, bench.seed + len(seen[arm]))
                 run = runner.run(generate_load(client, sessions, bench.max_concurrency))
-                seen.append(run)
-                return metrics.summarize(run, bench.slo)
+                seen[arm].append(run)
+                return summarize(run)
 
+            return call
+
+        try:
+            for arm, http in clients.items():
+                prepared[arm] = runner.run(_prepare(bench, http))
+            models = list(dict.fromkeys(client.model for client, _ in prepared.values()))
             result = run_benchmark(
-                "serve",
-                {ARM: arm},
+                name,
+                {arm: arm_of(arm) for arm in servers},
                 runs=bench.runs,
                 warmup=0,  # `_prepare` has sent them
-                units=UNITS,
-                settings={
-                    "server": base_url,
-                    **_settings(bench),
-                    "model": client.model,
-                    **(settings or {}),
-                },
+                units={**UNITS, **(units or {})},
+                settings={**_settings(bench), "model": models[0], **(settings or {})},
             )
         finally:
-            runner.run(http.aclose())
-    return replace(
-        result, details={"runs": [_details(bench, i, r) for i, r in enumerate(seen)]}
-    ), seen
+            for http in clients.values():
+                runner.run(http.aclose())
+    details = {
+        arm: [_details(bench, i, run) for i, run in enumerate(runs)] for arm, runs in seen.items()
+    }
+    only = details[ARM] if list(details) == [ARM] else details
+    return replace(result, details={"runs": only}), seen
+
+
+def _http(
+    bench: ServeBenchmark, base_url: str, transport: httpx.AsyncBaseTransport | None
+) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=base_url.rstrip("/").removesuffix("/v1"),
+        headers={"Authorization": f"Bearer {bench.api_key}"} if bench.api_key else {},
+        timeout=None,  # `OpenAIClient` has one for the whole request
+        limits=httpx.Limits(max_connections=None),  # httpx's 100 would cap an open loop
+        trust_env=False,  # a proxy would be measured too
+        transport=transport,
+    )
 
 
 def _settings(bench: ServeBenchmark) -> dict[str, Any]:

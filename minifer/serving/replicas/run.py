@@ -91,7 +91,7 @@ async def open_deployment(
     start, transport: how a process is made, and spoken to; tests bring their own.
     """
     router = Router(make_policy(replica_settings.router, replica_settings.seed), KVIndex())
-    reading = asyncio.create_task(asyncio.to_thread(_prompt_reader, config, settings))
+    reading = asyncio.create_task(asyncio.to_thread(prompt_reader, config, settings.max_prompts))
     key = secrets.token_urlsafe(32)  # nobody but us speaks to a replica
 
     async def start_process(replica: Replica) -> Process:
@@ -126,9 +126,10 @@ async def open_deployment(
             await supervisor.close()
 
 
-def _prompt_reader(config: EngineConfig, settings: ServerSettings) -> PromptReader:
+def prompt_reader(config: EngineConfig, max_prompts: int = 64) -> PromptReader:
+    """Reads prompts as engines with this configuration do. max_prompts: of one request."""
     loop = with_engine_loops(read_config(config.model), config).loop
-    return PromptReader(load_tokenizer(config.model), config, loop, settings.max_prompts)
+    return PromptReader(load_tokenizer(config.model), config, loop, max_prompts)
 
 
 def environment(index: int, count: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from virtual import FakeServer, VirtualLoop, answer
 
-from minifer.perf.load.benchmark import ARM, ServeBenchmark, bench_serve
+from minifer.perf.load.benchmark import ARM, ServeBenchmark, bench_serve, bench_servers
 from minifer.perf.load.plot import save_plot
 from minifer.perf.load.report import table
 from minifer.perf.load.traces import Trace, TraceRow
@@ -44,6 +44,26 @@ def test_two_runs_of_a_closed_loop() -> None:
     assert len(server.bodies) == 17 and len(runs) == 2
     prompts = {tuple(body["prompt"]) for body in server.bodies}
     assert len(prompts) == 17  # no run finds the prompts of another in a cache
+
+
+def test_servers_take_turns_and_get_the_same_sessions() -> None:
+    server = FakeServer(steady)
+    plan = ServeBenchmark(WORKLOAD, max_concurrency=2, runs=2, vocab_size=10**6)
+    result, seen = bench_servers(
+        plan,
+        {"old": "http://old", "new": "http://new"},
+        summarize=lambda run: {"requests": len(run.records)},
+        transport=server,
+        loop_factory=VirtualLoop,
+    )
+    hosts = [headers["host"] for headers in server.headers]
+    assert hosts == ["old", "new"] + (["old"] * 8 + ["new"] * 8) * 2
+    prompts = [tuple(body["prompt"]) for body in server.bodies[2:]]
+    first_old, first_new, second_old, second_new = (prompts[8 * i : 8 * i + 8] for i in range(4))
+    assert first_old == first_new and second_old == second_new
+    assert not set(first_old) & set(second_old)
+    assert result.ratios["new"]["requests"].median == 1 and len(seen["new"]) == 2
+    assert list(result.details["runs"]) == ["old", "new"]
 
 
 def test_the_json_holds_machine_settings_seeds_and_every_request(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def chaos(period: float, total: int, kills: int, *options: str) -> dict[str, Any
         until(lambda: num_files(fleet.child.pid) <= files + 8)
         restarts = fleet.metric("restarts")
         retries = fleet.metric("retries_total")
-        assert restarts == len(killer.pids)
+        assert restarts == len(killer.pids), fleet.said
         assert fleet.metric("replicas_healthy") == 3
         assert not any(map(is_running, killer.pids))
         assert fleet.close() == 0
