@@ -77,8 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def table(s: WorkloadStatistics) -> str:
     """For people."""
+    sessions = f" of {s.num_sessions} sessions" if s.num_sessions < s.num_requests else ""
     rows = [
-        ("requests", f"{s.num_requests} of {s.num_sessions} sessions"),
+        ("requests", f"{s.num_requests}{sessions}"),
         ("arrivals", f"{s.rate:.3g} a second over {s.seconds:.0f} s, CV of the gaps {s.cv:.2f}"),
         ("prompt", _lengths(s.prompt)),
         ("output", _lengths(s.output)),

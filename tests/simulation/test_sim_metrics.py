@@ -242,7 +242,7 @@ def test_s08_a_median_that_holds_past_saturation_is_flagged() -> None:
 def test_searches_side_by_side_find_what_one_finds() -> None:
     limits = (Limit("attainment", least=0.9),)
     studies = {
-        name: Study(one_by_one(name), partial(cold_warm, seconds=120.0), slo=SLO) for name in NAMES
+        name: Study(one_by_one(name), partial(cold_warm, seconds=60.0), slo=SLO) for name in NAMES
     }
     options = {"seeds": (1, 2), "tolerance": 0.3, "low": 0.2, "high": 4.0}
     alone = find_capacities(studies, limits, processes=1, **options)
@@ -255,13 +255,13 @@ NAMES = ("fcfs", "sjf")
 
 JOBS = Lengths(Lognormal.constant(10), Lognormal.constant(1))
 QUEUE = Cluster(identical(1, FixedSteps(1.0), ENGINE))
-MD1 = Study(QUEUE, partial(open_loop, JOBS, 500))
+MD1 = Study(QUEUE, partial(open_loop, JOBS, 300))
 
 
 def test_a_search_finds_the_load_of_a_queue_whose_wait_is_known() -> None:
     """M/D/1: mean TTFT 1 + r / (2 (1 - r)) is 2 at r = 2/3."""
     found = find_capacity(
-        Study(QUEUE, partial(open_loop, JOBS, 2_500)),
+        Study(QUEUE, partial(open_loop, JOBS, 1_500)),
         (Limit("ttft_mean", most=2.0),),
         low=0.5,
         high=0.8,
