@@ -218,7 +218,9 @@ class AsyncLLM:
     @property
     def is_alive(self) -> bool:
         """Does the engine take requests, with all of its processes there?"""
-        return self._thread.is_alive() and not self._closed and self.engine.lost is None
+        runner = getattr(self.engine, "runner", None)  # which `close` drops meanwhile
+        complete = getattr(runner, "lost", None) is None
+        return self._thread.is_alive() and not self._closed and complete
 
     def _submit(self, command: Callable[[], None], or_raise: bool = True) -> None:
         with self._closing:

@@ -14,7 +14,7 @@ from minifer.config import EngineConfig
 from minifer.events import EventBus, EventSink, StepTimer
 from minifer.exclusive import one_at_a_time
 from minifer.execution.grammar import GrammarCompiler
-from minifer.execution.runner import Runner, prepare_backend
+from minifer.execution.runner import Runner, close_runner, prepare_backend
 from minifer.execution.sampler import (
     NON_FINITE,
     Sampled,
@@ -448,13 +448,6 @@ class Engine:
 
     # -- the end
 
-    @property
-    def lost(self) -> str | None:
-        """Why no request can succeed any more: one of its processes is gone. None: all is well."""
-        runner = getattr(self, "runner", None)  # asked by any thread, while `close` drops it
-        reason: str | None = getattr(runner, "lost", None)
-        return reason
-
     def close(self) -> None:
         """Abort what is left, let go of the model and its cache, and end the processes of its other
         ranks. Safe to call twice."""
@@ -463,9 +456,7 @@ class Engine:
         if not self._closed:
             self._closed = True
             self.kv.close()
-            close_runner = getattr(self.runner, "close", None)
-            if close_runner is not None:
-                close_runner()
+            close_runner(self.runner)
             del self.runner
 
     def __enter__(self) -> Engine:

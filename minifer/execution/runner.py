@@ -140,7 +140,7 @@ def make_runner(
     model: Any, config: ModelConfig, engine: EngineConfig, num_blocks: int
 ) -> ModelRunner:
     """The runner of `engine.backend`, or of several ranks. Raises `ValueError` where it cannot run
-    this model here. `close` a runner that has one."""
+    this model here. `close_runner` ends it."""
     if engine.tensor_parallel_size > 1:
         from minifer.execution.parallel.runner import parallel_runner
 
@@ -164,6 +164,13 @@ def make_runner(
 
         return LoopedRunner(model, config, engine, num_blocks)
     return ModelRunner(model, config, engine, num_blocks)
+
+
+def close_runner(runner: Runner) -> None:
+    """End what a runner has started: the processes of its other ranks, if it has any."""
+    close = getattr(runner, "close", None)
+    if close is not None:
+        close()
 
 
 def num_kv_blocks(

@@ -9,6 +9,7 @@ a GPU for each rank NCCL moves them from GPU to GPU.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,10 +74,10 @@ class Group:
             return x
         started = time.perf_counter()
         if self._own_gpus or x.device.type == "cpu":
-            self._connected().allreduce([x]).wait()
+            _wait(self._connected().allreduce([x]))
         else:
             through = x.cpu()
-            self._connected().allreduce([through]).wait()
+            _wait(self._connected().allreduce([through]))
             x.copy_(through)
         self.seconds += time.perf_counter() - started
         return x
@@ -90,7 +91,7 @@ class Group:
         options = dist.GatherOptions()
         options.rootRank = 0
         parts = [[torch.empty_like(sent) for _ in range(self.size)]] if self.rank == 0 else []
-        self._connected().gather(parts, [sent], options).wait()
+        _wait(self._connected().gather(parts, [sent], options))
         self.seconds += time.perf_counter() - started
         return [part.to(x.device) for part in parts[0]] if parts else []
 
@@ -105,6 +106,15 @@ class Group:
     def close(self) -> None:
         """Leave: whoever waits for this rank gets an error. Safe to call twice."""
         self._ranks = None
+
+
+def _wait(work: Any) -> None:
+    """Until an operation is done; an error is told in one sentence, without a place in C++."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        said = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
+        raise RuntimeError(f"the other ranks do not answer: {said}") from error
 
 
 def in_threads(size: int, work: Callable[[Group], T], timeout: float = 60.0) -> list[T]:

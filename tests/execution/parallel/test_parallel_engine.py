@@ -140,7 +140,7 @@ def test_ctrl_c_waits_for_the_end_of_the_step_and_nothing_is_torn(
         press_in_the_middle(monkeypatch, engine)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
-        assert engine.lost is None
+        assert engine.runner.lost is None
         assert replies(run_engine(engine))["0"] == replies(alone)["0"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -179,7 +179,7 @@ def test_after_an_error_inside_a_step_nobody_is_served_and_everybody_told(
         engine.add_request("late", STEM, SamplingParams(max_tokens=2))
         outputs |= run_engine(engine)
         check_engine(engine)
-        assert engine.lost is not None
+        assert engine.runner.lost is not None
     assert {name: o.outputs[0].finish_reason for name, o in outputs.items()} == dict.fromkeys(
         ("running", "waiting", "late"), "error"
     )
