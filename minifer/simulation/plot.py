@@ -35,10 +35,10 @@ def draw_run(
         (cold, "cold", ORANGE, "s"),
         (warm, "warm", BLUE, "o"),
     ):
-        if records:
-            times, values = zip(*((r.arrived, r.ttft) for r in records), strict=True)
-            axes[1].semilogy(times, values, marker, color=colour, ms=2.5, label=name)
-            ordered = sorted(values)
+        points = [(r.arrived, r.ttft) for r in records if r.ttft is not None]
+        if points:
+            ordered = sorted(ttft for _, ttft in points)
+            axes[1].semilogy(*zip(*points, strict=True), marker, color=colour, ms=2.5, label=name)
             shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
             axes[2].step(ordered, shares, color=colour, where="post", label=f"TTFT, {name}")
     gaps = sorted(gap for record in done if (gap := record.max_gap) is not None)
