@@ -18,6 +18,7 @@ from fakes import check_engine
 
 from minifer.async_llm import AsyncLLM
 from minifer.serving.app import Server, create_app
+from minifer.serving.disaggregation.worker import KVWorker
 from minifer.serving.run import GracefulServer, bind, url_of
 from minifer.serving.settings import ServerSettings
 
@@ -25,13 +26,13 @@ from minifer.serving.settings import ServerSettings
 class Live:
     """One running server. `settings` as in `ServerSettings`; the engine runs minifer-tiny."""
 
-    def __init__(self, llm: AsyncLLM, **settings: Any) -> None:
+    def __init__(self, llm: AsyncLLM, worker: KVWorker | None = None, **settings: Any) -> None:
         self.llm = llm
         self.settings = ServerSettings(**settings)
-        app = create_app(llm, self.settings)
+        app = create_app(llm, self.settings, worker)
         self.server: Server = app.state.server
         self._listener = bind("127.0.0.1", 0)
-        config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none")
+        config = uvicorn.Config(app, lifespan="on", log_config=None, ws="none")
         config.timeout_graceful_shutdown = 2
         self.uvicorn = GracefulServer(config, self.server)
         self._listener.listen(64)

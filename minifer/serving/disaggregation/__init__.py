@@ -19,7 +19,8 @@ is the single engine's, whatever happens to the other worker or to the link.
 `handshake.py`            both sides prove that they know the token
 `outlets.py`              how the bytes of a block travel: in the stream, or in shared memory
 `shared_memory.py`        segments that have a name only until the other side has opened them
-`sender.py`               the prefill worker's side
+`offers.py`               prompts that a prefill worker computes for others
+`sender.py`               and how their blocks go to whoever fetches them
 `receiver.py`             the decode worker's side
 `worker.py`               both, behind a server's routes
 `split.py`                how many workers there are of each kind

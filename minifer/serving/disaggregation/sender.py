@@ -1,31 +1,28 @@
-"""The prefill worker's side: computes prompts, and gives their blocks to whoever fetches them.
+"""The prefill worker's side: gives the blocks of what it has computed to whoever fetches them.
 
 ::
 
-    offer(prompt)        the request is admitted; the name of the offer goes to the router
-    a connection         blocks are sent as the steps finish them, the rest when they are there
-    the lease ends       nobody has fetched it for so long: it is forgotten
-
-An offer holds no memory but the names of its blocks. These lie in the engine's DRAM tier, as any
-others do, and a block that was thrown out before it was fetched is computed by whoever wanted it.
+    receiver                            sender
+             ─── which offer, from ───▶          another model, no such offer: refused
+                 which block on
+             ◀── a segment, or none ──
+             ◀── block 3, block 4 …  ──          as the steps finish them
+             ◀── the end ─────────────           all there will ever be
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from minifer.async_llm import AsyncLLM, EngineClosedError, OutputStream
+from minifer.async_llm import AsyncLLM, EngineClosedError
 from minifer.engine import Engine
 from minifer.kv.prefix_key import PrefixKey
 from minifer.kv.tiers.block_file import BlockFormat
 from minifer.kv.tiers.dram import Payload
-from minifer.request import SamplingParams
 from minifer.serving.disaggregation.frames import (
     STREAM_LIMIT,
     Fields,
@@ -36,8 +33,8 @@ from minifer.serving.disaggregation.frames import (
 )
 from minifer.serving.disaggregation.handshake import Reply, listen
 from minifer.serving.disaggregation.link_faults import Fault
+from minifer.serving.disaggregation.offers import Offer, Offers
 from minifer.serving.disaggregation.outlets import InlineOutlet, Outlet, SharedOutlet
-from minifer.serving.disaggregation.prefill import keys_to_hand_over, prefill_params
 from minifer.serving.disaggregation.settings import TransferSettings
 from minifer.serving.disaggregation.shared_memory import Segment
 from minifer.serving.disaggregation.stats import TransferStats
@@ -49,17 +46,6 @@ CLOSING_SECONDS = 2.0  # for links in the middle of something when the worker en
 MAX_LINKS = 1024
 POLL_SECONDS = 0.002  # between two looks for blocks, where no step makes the look wait
 READ_AHEAD = 4  # blocks taken from the engine at a time
-
-
-@dataclass(eq=False)
-class Offer:
-    """One prompt. computing: its request's task; what is not there when it is over never comes."""
-
-    name: str
-    keys: list[PrefixKey]
-    computing: asyncio.Task[None]
-    links: int = 0
-    lease: asyncio.TimerHandle | None = None
 
 
 @dataclass(eq=False)
@@ -86,13 +72,9 @@ class BlockSender:
         self._format = block_format
         self._settings = settings
         self._stats = stats
+        self.offers = Offers(llm, settings.lease, stats)
         self._server: asyncio.Server | None = None
-        self._offers: dict[str, Offer] = {}
         self._links: set[asyncio.Task[None]] = set()
-
-    @property
-    def num_offers(self) -> int:
-        return len(self._offers)
 
     async def start(self) -> int:
         """Wait for connections; returns the port. Twice is once. Raises `OSError`."""
@@ -103,58 +85,19 @@ class BlockSender:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    # -- offers
-
-    async def offer(self, prompt: Sequence[int], params: SamplingParams) -> str | None:
-        """Have a prompt computed; returns the name to fetch its blocks by, as soon as the engine
-        has taken it. None: nothing of it can be handed over, and nothing is computed.
-
-        Raises `ValueError` for what the engine refuses, `EngineClosedError`.
-        """
-        keys = keys_to_hand_over(self._llm.engine, prompt, params)
-        if not keys:
-            return None
-        name = secrets.token_hex(16)
-        asked = prefill_params(params)
-        stream = await self._llm.open([prompt], asked, request_ids=[f"prefill-{name}"])
-        self._stats.prefills += 1
-        computing = asyncio.create_task(_exhaust(stream))
-        computing.add_done_callback(lambda _: stream.close())
-        offer = self._offers[name] = Offer(name, keys, computing)
-        self._begin_lease(offer)
-        return name
-
-    async def computed(self, names: Iterable[str]) -> None:
-        """Wait until these offers are computed, or have been given up."""
-        tasks = {self._offers[name].computing for name in names if name in self._offers}
-        if tasks:
-            await asyncio.wait(tasks)
-
-    def cancel(self, names: Iterable[str]) -> None:
-        """Compute no further. What is there can still be fetched."""
-        for name in names:
-            if name in self._offers:
-                self._offers[name].computing.cancel()
-
-    def _begin_lease(self, offer: Offer) -> None:
-        loop = asyncio.get_running_loop()
-        offer.lease = loop.call_later(self._settings.lease, self._forget, offer)
-
-    def _forget(self, offer: Offer) -> None:
-        """Nobody has fetched it for so long: nobody will."""
-        self._offers.pop(offer.name, None)
-        offer.computing.cancel()
-
     # -- connections
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Not a coroutine: of one that is cancelled, asyncio before 3.12 prints a traceback."""
         link = Link(reader, writer, self._settings.silence)
-        task = asyncio.current_task()
-        assert task is not None
         if len(self._links) >= MAX_LINKS:
             link.close()
             return
+        task = asyncio.create_task(self._serve_safely(link))
         self._links.add(task)
+        task.add_done_callback(self._links.discard)
+
+    async def _serve_safely(self, link: Link) -> None:
         try:
             await self._serve(link)
         except TimeoutError:
@@ -164,8 +107,10 @@ class BlockSender:
             log.debug("a link ended: %s", error)
         except EngineClosedError as error:
             log.debug("a link ended: %s", error)
+        except Exception:  # a fault of ours; the decode worker computes what did not come
+            self._stats.broken += 1
+            log.exception("a link failed")
         finally:
-            self._links.discard(task)
             link.close()
 
     async def _serve(self, link: Link) -> None:
@@ -174,22 +119,13 @@ class BlockSender:
             pull = await self._begin(link, request, reply)
         if pull is None:
             return
-        offer = pull.offer
-        offer.links += 1
-        if offer.lease is not None:
-            offer.lease.cancel()
-        try:
-            with pull.resources:
-                await self._send_blocks(link, pull)
+        with self.offers.fetching(pull.offer), pull.resources:
+            await self._send_blocks(link, pull)
             await link.until_closed()
-        finally:
-            offer.links -= 1
-            if offer.links == 0 and offer.name in self._offers:
-                self._begin_lease(offer)
 
     async def _begin(self, link: Link, request: Fields, reply: Reply) -> _Pull | None:
         """Agree on what is sent, and how. None: there was a reason not to, and it was said."""
-        offer = self._offers.get(text_of(request, "offer"))
+        offer = self.offers.get(text_of(request, "offer"))
         reason = None
         if request.get("format") != self._format.digest.hex():
             reason = "another model, dtype or block size"  # whose KV would be wrong
@@ -239,7 +175,7 @@ class BlockSender:
                 over = pull.offer.computing.done()  # asked first: then what is missing is missing
                 payloads = await self._read(link, keys[number : number + READ_AHEAD])
                 for payload in payloads:
-                    await self._put(pull.outlet, number, keys[number], payload)
+                    await self._put(link, pull.outlet, number, keys[number], payload)
                     number += 1
                 if not payloads:
                     if over:
@@ -274,7 +210,9 @@ class BlockSender:
         if silent >= self._settings.silence / 4:
             await link.send({"wait": True})
 
-    async def _put(self, outlet: Outlet, number: int, key: PrefixKey, payload: Payload) -> None:
+    async def _put(
+        self, link: Link, outlet: Outlet, number: int, key: PrefixKey, payload: Payload
+    ) -> None:
         header = self._format.header(key, payload)
         faults = self._settings.faults
         fault = None if faults is None else faults.draw()
@@ -284,7 +222,7 @@ class BlockSender:
         elif fault is Fault.DROP:
             raise LinkError("dropped on purpose")
         elif fault is Fault.STALL:
-            await asyncio.sleep(2 * self._settings.timeout)
+            await link.until_closed()
             raise LinkError("stalled on purpose")
         await outlet.put(number, header, payload)
 
@@ -297,18 +235,8 @@ class BlockSender:
             self._server.close()
         if self._links:
             await asyncio.wait(self._links, timeout=CLOSING_SECONDS)
-        for offer in list(self._offers.values()):
-            if offer.lease is not None:
-                offer.lease.cancel()
-            self._forget(offer)
+        self.offers.close()
         tasks = [*self._links]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _exhaust(stream: OutputStream) -> None:
-    """A prompt that could not be computed is one whose blocks do not come: no more is said."""
-    with contextlib.suppress(EngineClosedError):
-        async for _ in stream:
-            pass

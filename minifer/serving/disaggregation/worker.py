@@ -132,10 +132,10 @@ class KVWorker:
         port = await self.sender.start()
         offers: list[str | None] = []
         names: list[str] = []
-        resources.callback(self.sender.cancel, names)
+        resources.callback(self.sender.offers.cancel, names)
         with refusals():
             for prompt in generation.prompts:
-                offer = await self.sender.offer(prompt, generation.params)
+                offer = await self.sender.offers.add(prompt, generation.params)
                 offers.append(offer)
                 if offer is not None:
                     names.append(offer)
@@ -147,7 +147,7 @@ class KVWorker:
     async def _tell(self, ticket: str | None, names: list[str]) -> AsyncGenerator[bytes, None]:
         assert self.sender is not None
         yield event({"ticket": ticket})
-        await self.sender.computed(names)
+        await self.sender.offers.computed(names)
         yield DONE
 
     def _address(self, request: Request) -> str:

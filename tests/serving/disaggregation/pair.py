@@ -54,7 +54,7 @@ class Pair:
 
     async def ticket(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Ticket:
         port = await self.sender.start()
-        offers = [await self.sender.offer(prompt, params) for prompt in prompts]
+        offers = [await self.sender.offers.add(prompt, params) for prompt in prompts]
         return Ticket("127.0.0.1", port, tuple(offers))
 
     async def ask(

@@ -153,7 +153,7 @@ def test_blocks_travel_while_the_prompt_is_still_being_computed():
             prompt = prompt_of(40)
             asking = asyncio.create_task(both.ask(prompt))
             await until(lambda: both.received.pulls and len(steps) == 4)
-            (offer,) = both.sender._offers.values()
+            (offer,) = both.sender.offers
             assert not offer.computing.done()
             go_on.set()
             assert answer_of(await asking) == answer_of(await alone(prompt))
@@ -294,7 +294,7 @@ def test_k07_a_block_of_other_tokens_is_not_taken():
         async with pair() as both:
             prompt, other = prompt_of(21), prompt_of(21, seed=1)
             ticket = await both.ticket([other], GREEDY)
-            (offer,) = both.sender._offers.values()
+            (offer,) = both.sender.offers
             await offer.computing
             keys = []
             for i in range(5):  # the digests of one prompt with the tokens of another
@@ -418,7 +418,7 @@ def test_an_offer_that_nobody_fetches_is_forgotten():
         async with pair(**settings_with(lease=0.05)) as both:
             prompt = prompt_of(21)
             ticket = await both.ticket([prompt], GREEDY)
-            await until(lambda: both.sender.num_offers == 0)
+            await until(lambda: len(both.sender.offers) == 0)
             output = await both.ask(prompt, ticket=ticket)
             assert both.received.refused == 1 and output.num_cached_tokens == 0
 
@@ -437,8 +437,8 @@ def test_what_is_cancelled_computes_no_further():
 
             both.prefill.engine.runner.forward = forward
             ticket = await both.ticket([prompt_of(60)], GREEDY)
-            both.sender.cancel([offer for offer in ticket.offers if offer])
-            await both.sender.computed([offer for offer in ticket.offers if offer])
+            both.sender.offers.cancel([offer for offer in ticket.offers if offer])
+            await both.sender.offers.computed([offer for offer in ticket.offers if offer])
             release.set()
             await until(lambda: not both.prefill.engine.has_unfinished_requests)
             output = await both.ask(prompt_of(60), ticket=ticket)  # what is there is there
