@@ -24,7 +24,9 @@ def add_deployment_options(parser: Parser) -> None:
     group = parser.add_argument_group(
         "deployment",
         "STEPS are a published fit's name, a FILE of `minifer sim fit --json`, fixed:SECONDS, or\n"
-        "roofline:MODEL:DEVICE[:EFFICIENCY[:N]] (share of the data sheet's rates, N of them).",
+        "roofline:MODEL:DEVICE[:EFFICIENCY[:N]] (share of the data sheet's rates, N of them).\n"
+        "Unless --block-size and --num-kv-blocks say otherwise a block of KV has 512 tokens, and\n"
+        f"a node {_KV_TOKENS:,} tokens or what {_LONGEST} of the longest requests take.",
     )
     add = group.add_argument
     add("--nodes", type=int, metavar="N", help="that do everything (default: 1)")
@@ -42,7 +44,20 @@ def add_deployment_options(parser: Parser) -> None:
     add("--store", type=float, default=50.0, metavar="GB/S", help="loading from it (default: 50)")
     add("--kv-bytes", type=float, metavar="N", help="of a token (default: of the steps' model)")
     add("--reject", type=float, metavar="S", help="refuse what would wait longer for TTFT")
+    add("--list", action="store_true", help="print the names of steps and routers, and end")
     add_engine_options(parser, SIMULATED)
+
+
+def names() -> str:
+    """Of step times and routers, a line each."""
+    from minifer.routing.policies import POLICIES, policy_options
+    from minifer.simulation.named_steps import MODELS
+    from minifer.simulation.published_steps import PUBLISHED_STEPS
+
+    lines = [f"  {name:32}{steps.source}" for name, steps in PUBLISHED_STEPS.items()]
+    lines.append(f"  roofline:MODEL:DEVICE           MODEL is one of {', '.join(MODELS)}")
+    routers = [f"  {name:32}{', '.join(policy_options(name))}".rstrip() for name in POLICIES]
+    return "\n".join(["steps:", *lines, "routers:", *routers])
 
 
 def cluster_of(arguments: argparse.Namespace, traffic: Workload) -> Cluster:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minifer.simulation.metrics import Interval, Percentiles, RunMetrics
-    from minifer.simulation.search import Capacity
+    from minifer.simulation.capacity import Capacity
+    from minifer.simulation.intervals import Interval
+    from minifer.simulation.metrics import Percentiles, RunMetrics
 
 _SERIES = {
     "ttft": "TTFT",

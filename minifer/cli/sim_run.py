@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minifer.cli.output_files import PICTURES, check_output, save_figure
 from minifer.cli.parser import add_command
-from minifer.cli.sim_deployment import add_deployment_options, cluster_of
+from minifer.cli.sim_deployment import add_deployment_options, cluster_of, names
 from minifer.cli.sim_report import capacity_table, rates_table, run_table
 from minifer.cli.sim_traffic import (
     add_traffic_options,
@@ -43,6 +43,7 @@ def add(simulations: Any) -> None:
         "long it ran, and are no result. Times are simulated, from the step times that are named.",
         examples=[
             ("sim run --rate 2", "one node, traffic like Azure's conversations"),
+            ("sim run --list", "steps and routers that have a name"),
             ("sim run --rate 1,2,3 --slo ttft=1 tpot=0.1 --plot r.png", "three rates, a picture"),
             ("sim run --slo ttft=1 max_itl=0.1 --capacity 0.9", "the highest rate that keeps it"),
             ("sim run --roles prefill=1,decode=2 --link 3", "prefill and decode apart, 3 GB/s"),
@@ -81,6 +82,9 @@ def add(simulations: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        print(names())
+        return 0
     _check(arguments)
     from minifer.simulation.metrics import parse_limits
 
@@ -156,10 +160,13 @@ def _title(arguments: argparse.Namespace, cluster: Cluster) -> str:
     shown = ", ".join(f"{count} {role}" for role, count in nodes.items())
     shown += " node" if len(cluster.nodes) == 1 else " nodes"
     engine = cluster.nodes[0].engine
+    steps = arguments.steps
+    if arguments.decode_steps:
+        steps += f" and {arguments.decode_steps}"
     router = f", router {arguments.router}" if len(cluster.nodes) > 1 else ""
     policy = engine.scheduling_policy + ("" if engine.enable_chunked_prefill else ", whole prompts")
     return (
-        f"{_SIMULATED}: {name_of(arguments)} on {shown}, steps {arguments.steps}, {policy}, "
+        f"{_SIMULATED}: {name_of(arguments)} on {shown}, steps {steps}, {policy}, "
         f"{cluster.nodes[0].kv_capacity:,} tokens of KV{router}, seed {arguments.seed}"
     )
 
@@ -169,7 +176,7 @@ def _write(arguments: argparse.Namespace, cluster: Cluster, figures: dict[str, A
         options = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in vars(arguments).items()
-            if name not in ("run", "json", "plot")
+            if name not in ("run", "json", "plot", "list")
         }
         out = {"simulated": True, "title": _title(arguments, cluster), "options": options}
         text = json.dumps({**out, **figures}, indent=2, allow_nan=False)

@@ -26,9 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from minifer.perf.load.metrics import SLO_METRICS, STATISTICS, percentile
+from minifer.simulation.intervals import Interval, mean_interval
 from minifer.simulation.result import RequestRecord, SimulationResult
 from minifer.simulation.saturation import Saturation, saturation_of
 
@@ -57,15 +56,6 @@ class Percentiles:
         ordered = sorted(values)
         quantiles = (percentile(ordered, q) for q in (50, 90, 99))
         return cls(len(ordered), math.fsum(ordered) / len(ordered), *quantiles, ordered[-1])
-
-
-@dataclass(frozen=True)
-class Interval:
-    """low, high: where 95 % of the values lie that the run could have had."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -220,26 +210,6 @@ def waited(record: RequestRecord, now: float) -> float:
     if record.rejected:
         return 0.0
     return (now if record.admitted is None else record.admitted) - record.arrived
-
-
-def mean_interval(
-    values: Sequence[float], seed: int = 0, *, level: float = 0.95, resamples: int = 1_000
-) -> Interval:
-    """The mean, and its interval by bootstrap of blocks: requests that come one after the other
-    share a queue, so √n neighbours are drawn together (Künsch 1989, "The jackknife and the
-    bootstrap for general stationary observations", Annals of Statistics 17). Values in the order
-    of arrival; raises `ValueError` for none."""
-    if not len(values):
-        raise ValueError("an interval needs at least one value, got none")
-    data = np.asarray(values, dtype=np.float64)
-    count = len(data)
-    length = max(1, round(math.sqrt(count)))
-    rng = np.random.default_rng(seed)
-    starts = rng.integers(0, count, size=(resamples, -(-count // length)))
-    sums = np.concatenate([[0.0], np.cumsum(np.concatenate([data, data[:length]]))])
-    means = (sums[starts + length] - sums[starts]).sum(axis=1) / (starts.shape[1] * length)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(data.mean()), float(low), float(high))
 
 
 def parse_limits(texts: Sequence[str]) -> dict[str, float]:

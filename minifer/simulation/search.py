@@ -14,10 +14,11 @@ import math
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from minifer.simulation.arrivals import Arrival, Workload
+from minifer.simulation.capacity import Capacity, Limit, Measures, Probe
 from minifer.simulation.cluster import Cluster
 from minifer.simulation.metrics import Slo, counted, meets, statistic
 from minifer.simulation.result import RequestRecord, SimulationResult
@@ -25,27 +26,23 @@ from minifer.simulation.saturation import saturation_of
 from minifer.simulation.simulator import simulate
 from minifer.simulation.workloads import make_workload
 
-Measures = Mapping[str, float]
+__all__ = [
+    "Capacity",
+    "Limit",
+    "Measures",
+    "Probe",
+    "Study",
+    "Traffic",
+    "find_capacities",
+    "find_capacity",
+    "new_pool",
+]
 
 
 class Traffic(Protocol):
     """Makes a workload for a rate: `functools.partial(cold_warm, seconds=600)`, for example."""
 
     def __call__(self, rate: float, *, seed: int) -> Workload: ...
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A condition: `measure` is at least `least` and at most `most`. Measures are "attainment" (of
-    the SLO), "load" (see `Saturation`), and percentiles such as "ttft_p90", "cold_ttft_p99",
-    "itl_p99", "e2e_p50" in seconds. One that has no value holds no condition."""
-
-    measure: str
-    least: float = -math.inf
-    most: float = math.inf
-
-    def holds(self, measures: Measures) -> bool:
-        return self.least <= measures[self.measure] <= self.most
 
 
 @dataclass(frozen=True)
@@ -75,49 +72,6 @@ class Study:
     def run(self, rate: float, seed: int) -> SimulationResult:
         """One run, to its end."""
         return simulate(self.requests(rate, seed), self.cluster)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """One rate, all seeds together. stopped: given up before the end, so `measures` say no more
-    than that it does not hold. unstable: past saturation for most of the seeds."""
-
-    rate: float
-    holds: bool
-    measures: Measures
-    unstable: bool
-    stopped: bool = False
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """rate: the highest that held, 0 if none did. failed: the lowest that did not, infinity if all
-    held. unstable: the run at `rate` was past saturation: the conditions hold and prove nothing.
-    probes: in the order they were made."""
-
-    rate: float
-    failed: float
-    unstable: bool
-    probes: tuple[Probe, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; infinity is null."""
-        return {
-            "rate": self.rate,
-            "failed": _finite(self.failed),
-            "unstable": self.unstable,
-            "probes": [
-                {**asdict(p), "measures": {k: _finite(v) for k, v in p.measures.items()}}
-                for p in self.probes
-            ],
-        }
-
-    def at(self, rate: float) -> Probe:
-        """Raises `ValueError` for a rate that was not tried."""
-        for probe in self.probes:
-            if probe.rate == rate:
-                return probe
-        raise ValueError(f"rate must be one that was tried, got {rate}")
 
 
 def find_capacity(
@@ -199,10 +153,6 @@ def find_capacities(
 def new_pool(processes: int | None = None) -> ProcessPoolExecutor:
     """Processes that begin from nothing: forking one that has threads can hang."""
     return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 # -- one rate

@@ -11,6 +11,8 @@ import pytest
 from minifer.cli import main
 from minifer.cli.parser import ENGINE_HELP
 from minifer.cli.sim_traffic import SIMULATED
+from minifer.routing.policies import POLICIES
+from minifer.simulation.published_steps import PUBLISHED_STEPS
 from minifer.simulation.workloads import WORKLOADS
 
 Capture = pytest.CaptureFixture[str]
@@ -72,6 +74,13 @@ def test_prefill_and_decode_apart(capsys: Capture) -> None:
     assert "on 1 prefill, 1 decode nodes" in printed and "prefill0" in printed
     assert main(["sim", "run", *FEW, *roles, "--steps", "fixed:0.01"]) == 0
     assert "KV moves at no cost" in capsys.readouterr().err
+
+
+def test_the_names_of_steps_and_routers_are_listed(capsys: Capture) -> None:
+    assert main(["sim", "run", "--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in PUBLISHED_STEPS)
+    assert all(f"  {name}" in printed for name in POLICIES)
 
 
 def test_capacity_is_searched(tmp_path: Path, capsys: Capture) -> None:

@@ -16,11 +16,11 @@ from minifer.routing.policy import Role
 from minifer.simulation.arrivals import BLOCK
 from minifer.simulation.cluster import Cluster, StoreLevel, identical
 from minifer.simulation.generator import cold_warm, open_loop
+from minifer.simulation.intervals import mean_interval
 from minifer.simulation.lengths import Lengths, Lognormal
 from minifer.simulation.metrics import (
     SERIES,
     Percentiles,
-    mean_interval,
     measure,
     meets,
     parse_limits,
