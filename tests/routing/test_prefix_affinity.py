@@ -94,6 +94,12 @@ def test_a_load_is_never_exceeded(loads, factor, key, holders):
     assert load + 1 <= exact
 
 
+def test_the_bound_is_not_one_more_by_rounding():
+    """1.1 · 50 is 55.00000000000001 in floating point."""
+    assert PrefixAffinity(load_factor=1.1).load_limit(loaded(49)) == 55
+    assert PrefixAffinity(load_factor=1.1).load_limit(loaded(20, 20, 9)) == 19  # 18.3
+
+
 def test_requests_with_one_prefix_spread_within_the_bound():
     policy, tracker = make_policy("prefix_affinity:load_factor=1.25"), LoadTracker()
     for name in "abcd":

@@ -33,11 +33,18 @@ def test_s_03_dynamo_takes_the_second_of_the_documented_workers():
     assert DynamoCost(overlap_weight=0).choose(make_request(160), workers, cached).replica == "w2"
 
 
+def test_dynamo_counts_prompts_that_wait_on_a_worker():
+    """160 tokens wait where 80 of this prompt are held: 15 blocks there, 10 elsewhere."""
+    busy, idle = ReplicaState("busy", prefill_tokens=160), ReplicaState("idle")
+    assert DynamoCost().choose(make_request(160), [busy, idle], {"busy": 80}).replica == "idle"
+
+
 def test_s_04_a_prompt_is_cold_once():
     """The fixture of smg-project/smg#469; the units are ours: tokens, blocks of 5."""
     assert is_cold(100, 5, match_threshold=0.1, unmatched=50, min_tokens=50)
     assert not is_cold(100, 10, match_threshold=0.1, unmatched=50, min_tokens=50)
     assert not is_cold(49, 0, match_threshold=0.1, unmatched=40, min_tokens=50)
+    assert is_cold(50, 0, match_threshold=0.1, unmatched=50, min_tokens=50)  # at least, both
     assert not is_cold(100, 5, match_threshold=0.1, unmatched=96, min_tokens=50)
 
     policy = make_policy("cold_warm:match_threshold=.1,unmatched=50,min_tokens=50")
@@ -72,6 +79,15 @@ def test_sglang_follows_a_match_above_the_threshold_and_else_the_smallest_tree()
     last = policy.choose(make_request(100), replicas, {})
     assert {small.replica, last.replica} == {"b", "c"}
     assert policy.choose(make_request(100), replicas, {}).replica == "a"
+
+
+def test_a_tree_grows_by_what_was_new():
+    """a: 100 tokens. b: 60, and 10 of a prompt of which it had the rest: 70, and not 130."""
+    policy, (a, b) = CacheAware(), loaded(0, 0)
+    policy.choose(make_request(100), [a], {})
+    policy.choose(make_request(60), [b], {})
+    policy.choose(make_request(70), [b], {"b": 60})
+    assert policy.choose(make_request(100), [a, b], {}).replica == "b"
 
 
 # -- ties and old views
@@ -216,6 +232,8 @@ def test_least_work_compares_seconds_where_all_can_say_and_else_tokens():
     assert policy.choose(make_request(), [fast, slow], {}).replica == "slow"
     idle = ReplicaState("idle", num_requests=50)
     assert policy.choose(make_request(), [fast, slow, idle], {}).replica == "idle"
+    decoding = loaded(7, 2, 5)
+    assert {policy.choose(make_request(), decoding, {}).replica for _ in range(9)} == {"b"}
 
 
 def test_power_of_two_never_takes_the_most_loaded():
