@@ -54,8 +54,9 @@ class Percentiles:
         if not values:
             return None
         ordered = sorted(values)
-        quantiles = (percentile(ordered, q) for q in (50, 90, 99))
-        return cls(len(ordered), math.fsum(ordered) / len(ordered), *quantiles, ordered[-1])
+        mean = math.fsum(ordered) / len(ordered)
+        p50, p90, p99 = (percentile(ordered, q) for q in (50, 90, 99))
+        return cls(len(ordered), mean, p50, p90, p99, ordered[-1])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from types import NoneType
 from typing import Any
@@ -166,7 +166,7 @@ class _Prompts:
             ids += self._tokens(self._owner[name], len(ids), len(ids) + BLOCK)
         return ids + self._tokens(self._stream_of[request.request_id], len(ids), request.prompt_len)
 
-    def _tokens(self, stream: str, start: int, end: int) -> Sequence[int]:
+    def _tokens(self, stream: str, start: int, end: int) -> list[int]:
         if stream not in self._streams:
             self._streams[stream] = (random.Random(f"{self._seed}/{stream}"), [])
         rng, tokens = self._streams[stream]

@@ -29,9 +29,12 @@ class LengthStatistics:
     @classmethod
     def of(cls, lengths: Sequence[int]) -> LengthStatistics:
         logs = [math.log(length) for length in lengths]
+        p50, p90, p99 = (percentile(lengths, q) for q in (50, 90, 99))
         return cls(
             statistics.fmean(lengths),
-            *(percentile(lengths, q) for q in (50, 90, 99)),
+            p50,
+            p90,
+            p99,
             statistics.fmean(logs),
             statistics.pstdev(logs),
         )
