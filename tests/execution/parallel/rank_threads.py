@@ -7,9 +7,11 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from minifer.engine import Engine
 from minifer.execution.parallel import ranks
 from minifer.execution.parallel.worker import serve
 
@@ -56,3 +58,8 @@ def ranks_as_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for thread in started:
         assert thread.wait(10) in (0, 1)
+
+
+def two_ranks(**options: Any) -> Engine:
+    settings = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 64, **options}
+    return Engine.from_pretrained("minifer-tiny", tensor_parallel_size=2, **settings)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import run_engine
+from rank_threads import two_ranks
 
 from minifer import LLM, SamplingParams
 from minifer.engine import Engine
@@ -35,11 +36,6 @@ if fork == 0:
 print(output.outputs[0].token_ids, llm.engine.runner.ranks.pids[0], fork, sep=";", flush=True)
 sys.stdin.read()
 """
-
-
-def two_ranks(**options: Any) -> Engine:
-    settings = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 64, **options}
-    return Engine.from_pretrained("minifer-tiny", tensor_parallel_size=2, **settings)
 
 
 def tokens_of_one_rank() -> list[int]:
