@@ -153,7 +153,8 @@ class ScheduleDriver:
             assert self.kv.pool.num_free == self.kv.pool.num_blocks
 
     def check_plan(self, plan: SchedulePlan) -> None:
-        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        alone = not self.config.enable_chunked_prefill and len(plan.scheduled) == 1
+        assert alone or plan.num_tokens <= self.config.max_num_batched_tokens
         assert self.scheduler.seats_taken <= self.config.max_num_seqs
         ids = [entry.request.request_id for entry in plan.scheduled]
         assert len(ids) == len(set(ids)) <= self.config.max_num_seqs

@@ -146,15 +146,23 @@ class SkipJoinMLFQ(Policy):
     def served(self, entries: Sequence[ScheduledRequest], steps: int) -> None:
         self._now += steps
         for entry in entries:
-            turn, end = self._turn(entry.request), entry.end + steps - 1
-            turn.left -= max(0, end - max(entry.start, turn.furthest))
-            turn.furthest = max(end, turn.furthest)
-            while turn.left <= 0 and turn.level < self.LEVELS - 1:
-                turn.level += 1
-                turn.left += self._quantum << turn.level
+            if entry.completed:
+                end = entry.end - entry.num_draft + steps - 1
+                self._charge(self._turn(entry.request), entry.start, end)
         if self._starving is not None and self._now - self._looked > self._starving // 4:
             self._looked = self._now
             self._lift(self._starving)
+
+    def accepted(self, request: Request, num_drafts: int) -> None:
+        turn = self._turn(request)
+        self._charge(turn, turn.furthest, turn.furthest + num_drafts)
+
+    def _charge(self, turn: _Turn, start: int, end: int) -> None:
+        turn.left -= max(0, end - max(start, turn.furthest))
+        turn.furthest = max(end, turn.furthest)
+        while turn.left <= 0 and turn.level < self.LEVELS - 1:
+            turn.level += 1
+            turn.left += self._quantum << turn.level
 
     def _lift(self, starving: int) -> None:
         """Whoever has waited for longer starts again at the top."""
@@ -251,9 +259,12 @@ class VirtualTokenCounter(Policy):
 
     def served(self, entries: Sequence[ScheduledRequest], steps: int) -> None:
         for entry in entries:
-            if entry.is_last_chunk:  # a token follows, one for each sequence that begins here
-                tenant, tokens = entry.request.params.tenant, steps + entry.request.forks_pending
-                self.counters[tenant] = self.counters.get(tenant, 0) + self.W_OUT * tokens
+            if entry.is_last_chunk and entry.completed:  # a token follows, for each of n sequences
+                self.accepted(entry.request, steps + entry.request.forks_pending)
+
+    def accepted(self, request: Request, num_drafts: int) -> None:
+        tenant = request.params.tenant
+        self.counters[tenant] = self.counters.get(tenant, 0) + self.W_OUT * num_drafts
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))

@@ -78,6 +78,9 @@ class Policy(Protocol):
     def served(self, entries: Sequence[ScheduledRequest], steps: int) -> None:
         """So much has been computed, in so many equal steps."""
 
+    def accepted(self, request: Request, num_drafts: int) -> None:
+        """So many drafts have become tokens, beside the one that `served` told of."""
+
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Request]: ...

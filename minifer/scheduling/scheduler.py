@@ -128,7 +128,7 @@ class Scheduler:
         if self.waiting:
             self._make_room(plan)
         budget = self.config.max_num_batched_tokens
-        if not self.config.enable_chunked_prefill:
+        if not self.config.enable_chunked_prefill and all(r.suspended is None for r in self.running):
             self._schedule_waiting(plan, budget)
             if plan:
                 return plan  # nobody decodes while prompts are computed
@@ -314,6 +314,7 @@ class Scheduler:
             data = {"token_ids": list(request.draft_token_ids), "num_accepted": num_accepted}
             self._events.emit("decode", "draft.judged", request.request_id, span, **data)
         request.num_computed_tokens += num_accepted
+        self.waiting.accepted(request, num_accepted)
         request.drop_drafts()
         self.kv.roll_back(request, entry.allocation)
 

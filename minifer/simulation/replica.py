@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from minifer.events import EventBus
-from minifer.kv.manager import KVCacheManager
+from minifer.kv.manager import Allocation, KVCacheManager
 from minifer.kv.tiers.tiers import KVTiers
 from minifer.request import Request
 from minifer.routing.policy import ReplicaState
@@ -65,7 +65,7 @@ class Replica:
             events=events,
             tiers=cast(KVTiers, self.store),
         )
-        self.scheduler = Scheduler(config, self.kv, events, measure=Measure(_left, _arrived))
+        self.scheduler = Scheduler(config, self.kv, events, measure=Measure(self._left, _arrived))
         self.plan: SchedulePlan | None = None  # of the step that runs
         self.sending_until = 0.0  # its link is busy
         self.loading_until = 0.0  # so is its store, where it prefetches
@@ -94,6 +94,11 @@ class Replica:
         """Seconds to the first token of a request that has this node to itself."""
         reused, load = self.reusable(request)
         return load + self._compute_seconds(request, reused)
+
+    def _left(self, request: Request) -> float:
+        """Seconds before the next token of a request that waits, or that has begun."""
+        sim, computed = cast(SimRequest, request), request.num_computed_tokens
+        return self._compute_seconds(sim, computed) if computed else self.alone(sim)
 
     def _compute_seconds(self, request: SimRequest, computed: int) -> float:
         total = request.num_tokens
@@ -173,6 +178,7 @@ class Replica:
         self._note_progress(plan, now)
         times = self.spec.step_times
         chunks = [(entry.num_new, entry.start + entry.num_new) for entry in plan.scheduled]
+        self._num_published += sum(len(entry.allocation.published) for entry in plan.scheduled)
         now += times.seconds(chunks) + self.store.step_seconds
         self.record.load_seconds += self.store.step_seconds
         self.store.step_seconds = 0.0
@@ -253,8 +259,8 @@ class Replica:
         done = []
         self.first_tokens = []
         for entry in plan.scheduled:
-            if entry.allocation.published or entry.allocation.hits:
-                self._publish(entry.allocation.hits, entry.allocation.published)
+            if self.store.keeps:
+                self._store(entry.allocation)
             if not entry.is_last_chunk:
                 continue
             request = cast(SimRequest, entry.request)
@@ -281,9 +287,10 @@ class Replica:
         record.decode_tokens += counts["num_decode_tokens"]
         record.prefill_tokens += counts["num_prefill_tokens"]
 
-    def _publish(self, hits: Sequence[int], published: Sequence[int]) -> None:
-        self._num_published += len(published)
-        self.store.store([self.kv.pool.blocks[block] for block in (*hits, *published)])
+    def _store(self, done: Allocation) -> None:
+        blocks = self.kv.pool.blocks
+        if done.hits or done.published:
+            self.store.store([blocks[block] for block in (*done.hits, *done.published)])
 
     def close(self, seconds: float) -> NodeRecord:
         """What this node did in a run of so many seconds."""
@@ -293,10 +300,6 @@ class Replica:
         if seconds:
             self.record.mean_kv_usage = self._block_seconds / (seconds * len(blocks))
         return self.record
-
-
-def _left(request: Request) -> float:
-    return cast(SimRequest, request).prefill_seconds
 
 
 def _arrived(request: Request) -> float:

@@ -199,8 +199,8 @@ class _Run:
         self._tell(record)
 
     def _tell(self, record: RequestRecord) -> None:
-        if self._stop is not None and self._stop(record):
-            self._stopped = True
+        if self._stop is not None and not self._stopped:
+            self._stopped = bool(self._stop(record))
 
     # -- steps
 

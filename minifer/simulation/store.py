@@ -61,6 +61,7 @@ class NodeStore:
     ) -> None:
         self.events = EventBus()  # the KV manager puts the engine's here
         self.step_seconds = 0.0  # of loads, for the requests that this step admits
+        self.keeps = any(level.blocks.capacity for level in levels)
         self._levels = levels
         self._block_size = block_size
         self._kv_bytes = kv_bytes
@@ -139,10 +140,9 @@ class NodeStore:
 
     def store(self, blocks: Sequence[Block]) -> None:
         """Keep what a step computed or found, in the order of its prefix, in every level."""
-        if self._levels:
-            keys = [block.key for block in blocks if block.key is not None]
-            if keys:
-                self._keep(keys)
+        keys = [block.key for block in blocks if block.key is not None]
+        if keys:
+            self._keep(keys)
 
     def _keep(self, keys: Sequence[PrefixKey]) -> None:
         tail = keys[-1]

@@ -86,6 +86,26 @@ def test_tokens_do_not_depend_on_how_they_were_computed(options, index, order, b
         assert engine.kv.stats.num_hits > 0, "the shared prefix was meant to hit"
 
 
+@pytest.mark.parametrize("index", ["hash", "radix"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_kv_blocks": 9, "max_num_batched_tokens": 9, "scheduling_policy": "sjf"},
+        {"num_kv_blocks": 8, "max_num_batched_tokens": 5, "scheduling_policy": "srpt"},
+        {"num_kv_blocks": 9, "scheduling_policy": "mlfq", "mlfq_quantum": 4},
+        {"num_kv_blocks": 8, "max_num_seqs": 3, "scheduling_policy": "vtc"},
+        {"num_kv_blocks": 10, "max_num_batched_tokens": 12, "enable_chunked_prefill": False},
+    ],
+    ids=lambda options: options.get("scheduling_policy", "whole prompts"),
+)
+def test_tokens_do_not_depend_on_the_discipline(options, index):
+    arrival = list(range(len(prompts())))
+    random.Random(2).shuffle(arrival)
+    tokens, engine = answers("torch", arrival, prefix_index=index, **options)
+    assert tokens == truth("torch")
+    assert engine.scheduler.num_preemptions > 0, "this cache was meant to be too small"
+
+
 @pytest.mark.parametrize("backend", CONFIGS)
 def test_alone_equals_together(backend):
     for i in range(len(prompts())):

@@ -35,6 +35,7 @@ def random_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
         "prompt_logprobs": rng.choice([None, None, None, 1]),
         "seed": rng.randrange(2**40),
         "priority": rng.randrange(3),
+        "tenant": rng.choice(["", "a", "b"]),
         "cache_salt": rng.choice([None, None, "a"]),
     }
     wishes["min_tokens"] = min(wishes["min_tokens"], wishes["max_tokens"])
@@ -55,6 +56,10 @@ def alone(prompt, params, seed_options):
         ("fcfs", "hash", "torch"),
         ("priority", "radix", "torch"),
         ("lpm", "hash", "torch"),
+        pytest.param("sjf", "hash", "torch", marks=pytest.mark.slow),
+        pytest.param("srpt", "radix", "torch", marks=pytest.mark.slow),
+        pytest.param("mlfq", "hash", "torch", marks=pytest.mark.slow),
+        pytest.param("vtc", "radix", "torch", marks=pytest.mark.slow),
         ("fcfs", "radix", "compiled"),
     ],
 )
@@ -68,6 +73,7 @@ def test_200_random_requests(policy, index, backend):
         **options,
         backend=backend,
         scheduling_policy=policy,
+        mlfq_quantum=8,
         max_num_batched_tokens=16,
         max_prefill_chunk=9,
     )

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from speculating import half_right, use, with_draft_model
 
+from minifer.config import POLICIES
 from minifer.engine import Engine
 from minifer.outputs import RequestOutput
 from minifer.postprocessing.guards.safety import SafetyHook, WordListCheck
@@ -119,7 +120,7 @@ SETTINGS = {
     "max_num_seqs": st.sampled_from([3, 5, 64]),
     "prefix_index": st.sampled_from(["hash", "radix"]),
     "enable_prefix_caching": st.sampled_from([True, True, False]),
-    "scheduling_policy": st.sampled_from(["fcfs", "priority", "lpm"]),
+    "scheduling_policy": st.sampled_from(POLICIES),
     "blocks": st.sampled_from([130, 170, 600]),  # tokens; one request may have 128
 }
 

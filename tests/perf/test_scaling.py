@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 
+from minifer.config import POLICIES
 from minifer.perf.scaling import StepProbe, fit_power, plain_tokens
 from minifer.weights.resolve import load_model
 
@@ -99,7 +100,7 @@ def calls_of(loaded, **probe) -> Counter[str]:
 
 
 @pytest.mark.parametrize("blocked", [False, True])
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "lpm"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_does_not_touch_the_requests_that_wait(loaded, policy, blocked):
     """`lpm` gives up looking at more than 128; see the next test for fewer."""
     few = 200 if policy == "lpm" and blocked else 10

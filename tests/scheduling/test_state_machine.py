@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from minifer.config import POLICIES
 from minifer.outputs import RequestGroup
 from minifer.request import RequestStatus
 
@@ -35,20 +36,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         seats=st.integers(2, 5),
         index=st.sampled_from(["hash", "radix"]),
         caching=st.sampled_from([True, True, True, False]),
-        policy=st.sampled_from(["fcfs", "priority", "lpm"]),
+        policy=st.sampled_from(POLICIES),
         ageing=st.sampled_from([None, 2]),
+        whole=st.sampled_from([False, False, False, True]),
     )
-    def begin(self, block_size, num_blocks, budget, chunk, seats, index, caching, policy, ageing):
+    def begin(
+        self, block_size, num_blocks, budget, chunk, seats, index, caching, policy, ageing, whole
+    ):
         self.d = self.driver(
             num_blocks,
             block_size,
             max_num_batched_tokens=budget,
-            max_prefill_chunk=chunk,
+            enable_chunked_prefill=not whole,
+            max_prefill_chunk=None if whole else chunk,
             max_num_seqs=seats,
             prefix_index=index,
             enable_prefix_caching=caching,
             scheduling_policy=policy,
             priority_ageing_steps=ageing,
+            prefill_ageing=0.0 if ageing is None else 0.5,
+            mlfq_quantum=2,
+            mlfq_starvation_steps=ageing,
         )
 
     def open(self) -> list:
@@ -59,12 +67,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         return str(self.names)
 
     @precondition(lambda self: len(self.open()) < 5)
-    @rule(data=st.data(), outputs=st.integers(1, 6), priority=st.integers(0, 2))
-    def add(self, data, outputs, priority):
+    @rule(
+        data=st.data(),
+        outputs=st.integers(1, 6),
+        priority=st.integers(0, 2),
+        tenant=st.sampled_from(["", "a", "b"]),
+    )
+    def add(self, data, outputs, priority, tenant):
         capacity = self.d.kv.capacity
         prompt = data.draw(st.lists(TOKENS, min_size=1, max_size=capacity))
         outputs = min(outputs, capacity + 1 - len(prompt))  # as admission and length would
-        request = make_request(self.name(), prompt, outputs, priority=priority)
+        request = make_request(self.name(), prompt, outputs, priority=priority, tenant=tenant)
         self.d.requests.append(request)
         self.d.scheduler.add(request)
 
