@@ -58,6 +58,8 @@ def check(arguments: argparse.Namespace) -> None:
         if given:
             raise ValueError(f"{_option(given[0])} needs --ray")
         return
+    if arguments.disaggregate is not None:
+        raise ValueError("--ray and --disaggregate exclude each other")
     from minifer.routing.policies import make_policy
 
     make_policy(ray_settings(arguments).router)

@@ -35,6 +35,11 @@ from minifer.serving.ray_call import Call
 class PolicyRouter(RequestRouter):
     """Chooses by one of `minifer.routing`'s policies. All of it runs on Ray's routing loop."""
 
+    # Seconds a replica may take to say how long its queue is, before the request goes to the next:
+    # Ray's tenth of a second would send it away from its prefix while a node is busy.
+    queue_len_response_deadline_s = 1.0
+    max_queue_len_response_deadline_s = 5.0
+
     def initialize_state(self, router: str = "prefix_affinity", seed: int = 0) -> None:
         """Called by Ray with `request_router_kwargs`."""
         self._router = Router(make_policy(router, seed))

@@ -88,8 +88,8 @@ class EngineReplica:
                 yield message
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What Ray carries to the routers, every `report_interval` seconds."""
-        return {"kv_usage": self._llm.engine.kv.usage}
+        """What Ray carries to the routers when it has changed, every `report_interval` seconds."""
+        return {"kv_usage": round(self._llm.engine.kv.usage, 2)}
 
     def check_health(self) -> None:
         """Ray replaces a replica that raises here some times in a row."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import httpx
 import openai
@@ -81,6 +81,7 @@ class RayCluster(Child):
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the user's home
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": str(PATIENCE),
             "RAY_enable_worker_prestart": "0",  # processes for tasks that never come
             "OMP_NUM_THREADS": "1",
         }
@@ -106,16 +107,17 @@ class RayCluster(Child):
         """All processes of one worker node die at once."""
         self.command("kill", self.command("nodes")["nodes"][0])
 
+    def replicas(self) -> list[psutil.Process]:
+        """The processes of replicas, on all nodes."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):  # also one that Ray has not buried yet
+                if process.cmdline()[0].startswith("ray::ServeReplica"):
+                    found.append(process)
+        return found
+
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
-
-
-def _started(folder: Path, num_workers: int) -> RayCluster:
-    """Ray gives a node 30 seconds to start, which on a busy machine is not always enough."""
-    for _ in range(2):
-        with contextlib.suppress(AssertionError):
-            return RayCluster(folder, num_workers)
-    return RayCluster(folder, num_workers)
 
 
 @contextmanager
@@ -123,7 +125,7 @@ def ray_cluster(num_workers: int) -> Iterator[RayCluster]:
     # Not pytest's folder: a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
     try:
-        cluster = _started(folder, num_workers)
+        cluster = RayCluster(folder, num_workers)
         try:
             yield cluster
         finally:
@@ -194,3 +196,53 @@ def wait_for(holds: Any, seconds: float = PATIENCE) -> None:
     while not holds():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.2)
+
+
+class Asking(threading.Thread):
+    """Asks one request after the other until it is told to stop, and says what came of each.
+
+    outcomes: "right", the code of an error, or what should not be. Every second request of a
+    thread is a stream.
+    """
+
+    BODY: ClassVar[dict[str, Any]] = {"prompt": "The for statement", "temperature": 0}
+
+    def __init__(self, served: RayServer, expected: str, max_tokens: int) -> None:
+        super().__init__()
+        self.outcomes: list[str] = []
+        self.stop = threading.Event()
+        self._served, self._expected = served, expected
+        self._body = {**self.BODY, "max_tokens": max_tokens}
+        self.start()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            self.outcomes.append(self._ask(stream=len(self.outcomes) % 2 == 1))
+
+    def _ask(self, stream: bool) -> str:
+        completions = self._served.openai.completions
+        try:
+            if stream:
+                chunks = completions.create(model="minifer-tiny", stream=True, **self._body)
+                text = "".join(chunk.choices[0].text for chunk in chunks)
+            else:
+                text = completions.create(model="minifer-tiny", **self._body).choices[0].text
+        except openai.APIError as error:
+            return error.code or repr(error)
+        return "right" if text == self._expected else f"wrong: {text}"
+
+
+@contextmanager
+def all_asking(
+    served: RayServer, number: int, expected: str, max_tokens: int
+) -> Iterator[list[Asking]]:
+    """So many threads that ask; afterwards each has ended, and had its last answer."""
+    threads = [Asking(served, expected, max_tokens) for _ in range(number)]
+    try:
+        yield threads
+    finally:
+        for thread in threads:
+            thread.stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)

@@ -18,7 +18,7 @@ from live import Live, user
 
 pytest.importorskip("ray.serve", reason='Ray is not installed: pip install "minifer[ray]"')
 
-from ray_live import RayCluster, RayServer, ray_cluster, ray_server, wait_for
+from ray_live import RayCluster, RayServer, all_asking, ray_cluster, ray_server, wait_for
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 STORY = "The for statement is used to iterate over the elements of a sequence. " * 2  # many blocks
@@ -171,58 +171,17 @@ def test_models_version_and_page_are_a_single_servers(served: RayServer, server:
     assert "<script>" in served.http.get("/").text
 
 
-class Asking(threading.Thread):
-    """Requests one after the other until told to stop; what came of each."""
-
-    def __init__(self, served: RayServer, number: int, expected: str) -> None:
-        super().__init__()
-        self.outcomes: list[str] = []
-        self.stop = threading.Event()
-        self._served, self._expected = served, expected
-        self._stream = number % 2 == 0
-        self.start()
-
-    def run(self) -> None:
-        while not self.stop.is_set():
-            self.outcomes.append(self._ask())
-
-    def _ask(self) -> str:
-        body = {"prompt": "The for statement", "temperature": 0, "max_tokens": 80, "n": 1}
-        text = ""
-        try:
-            if not self._stream:
-                response = self._served.post("/v1/completions", **body)
-                if response.status_code != 200:
-                    return response.json()["error"]["code"]
-                text = response.json()["choices"][0]["text"]
-            else:
-                stream = self._served.openai.completions.create(
-                    model="minifer-tiny", stream=True, **body
-                )
-                text = "".join(chunk.choices[0].text for chunk in stream)
-        except Exception as error:
-            return getattr(error, "code", None) or repr(error)
-        return "right" if text == self._expected else f"wrong: {text}"
-
-
 def test_when_a_node_dies_requests_are_retried_or_end_with_a_clear_error(
     served: RayServer, cluster: RayCluster, server: Live
 ):
     expected = server.complete("The for statement", max_tokens=80)["choices"][0]["text"]
-    asking = [Asking(served, i, expected) for i in range(4)]
-    try:
-        wait_for(lambda: all(len(a.outcomes) >= 2 for a in asking))
+    with all_asking(served, 4, expected, max_tokens=80) as asking:
+        wait_for(lambda: all(len(one.outcomes) >= 2 for one in asking))
         cluster.kill_a_node()
-        before = [len(a.outcomes) for a in asking]
-        wait_for(lambda: all(len(a.outcomes) >= n + 3 for a, n in zip(asking, before, strict=True)))
-    finally:
-        for one in asking:
-            one.stop.set()
-        for one in asking:
-            one.join(60)
-    assert not any(one.is_alive() for one in asking)
-    outcomes = [outcome for one in asking for outcome in one.outcomes]
-    assert set(outcomes) <= {"right", "replica_lost"}, set(outcomes)
+        before = [len(one.outcomes) for one in asking]
+        wait_for(lambda: all(len(a.outcomes) > n + 2 for a, n in zip(asking, before, strict=True)))
+    outcomes = {outcome for one in asking for outcome in one.outcomes}
+    assert outcomes <= {"right", "replica_lost"}
     assert all(one.outcomes[-1] == "right" for one in asking)
     assert len(served.http.get("/health_generate").json()["replicas"]) == 1
 
