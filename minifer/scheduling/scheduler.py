@@ -128,7 +128,7 @@ class Scheduler:
         if self.waiting:
             self._make_room(plan)
         budget = self.config.max_num_batched_tokens
-        if not self.config.enable_chunked_prefill and all(r.suspended is None for r in self.running):
+        if not self.config.enable_chunked_prefill and not any(r.suspended for r in self.running):
             self._schedule_waiting(plan, budget)
             if plan:
                 return plan  # nobody decodes while prompts are computed
