@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from minifer.async_llm import AsyncLLM
 from minifer.cli import main
+from minifer.cli.serve import _event_log
 from minifer.config import EngineConfig
 from minifer.perf.bench import run_benchmark
 from minifer.perf.load.client import Record, user_message
 from minifer.perf.load.generator import LoadRun
 from minifer.perf.load.workload import Session, Turn
+from minifer.sampling_params import SamplingParams
 from minifer.serving.replicas.run import prompt_reader
 from minifer.simulation.fit import StepFit
 from minifer.simulation.routing_bench import (
@@ -22,6 +25,7 @@ from minifer.simulation.routing_bench import (
     RoutingBench,
     bench_routing,
     chats_of,
+    fit_logs,
     predict,
     summarize,
     summarize_predicted,
@@ -170,6 +174,20 @@ def test_bad_usage_is_one_sentence(options: str, said: str, capsys: pytest.Captu
     assert main(["bench", "route", "--model", "minifer-tiny", *options.split()]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and said in error
+
+
+def test_a_server_writes_the_log_that_prices_are_fitted_to(tmp_path: Path):
+    """What `minifer serve --events` does; a replica that was sent nothing has no steps."""
+    file, empty = tmp_path / "log.jsonl", tmp_path / "empty.jsonl"
+    for log in (file, empty):
+        llm = AsyncLLM("minifer-tiny", block_size=P, num_kv_blocks=99)
+        with _event_log(llm, log), llm:
+            if log is file:
+                asyncio.run(llm.complete("Hello", SamplingParams(max_tokens=5, ignore_eos=True)))
+    fit, engine = fit_logs([file, empty])
+    assert fit.num_steps == 5 and (engine.block_size, engine.num_kv_blocks) == (P, 99)
+    with pytest.raises(ValueError, match="none of 1 logs holds a step"):
+        fit_logs([empty])
 
 
 @pytest.mark.slow

@@ -270,6 +270,21 @@ def test_a_router_that_is_killed_takes_its_replicas_along():
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.slow
+def test_a_replica_that_hangs_is_replaced_and_its_requests_go_elsewhere(server: Live):
+    """Stopped, not killed: its sockets stay open, and nothing comes."""
+    with deployment(2) as two:
+        body = {**LONG, "max_tokens": 100}
+        name = two.post("/v1/completions", **body).headers["x-minifer-replica"]
+        pid = two.replica(name)["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        answer = two.post("/v1/completions", **body)
+        assert answer.json()["choices"][0]["text"] == server.complete(**body)["choices"][0]["text"]
+        assert answer.headers["x-minifer-replica"] != name
+        until(lambda: two.replica(name)["status"] == "healthy" and two.replica(name)["pid"] != pid)
+        assert "health checks" in two.replica(name)["last_words"] and not is_running(pid)
+
+
 def test_a_process_that_does_not_start_has_last_words():
     async def main() -> None:
         with pytest.raises(RuntimeError, match=r"r9 ended with status 2: .*max_num_seqs"):
@@ -283,6 +298,8 @@ def test_a_process_ends_when_its_parent_is_gone():
     async def main() -> None:
         process = await ReplicaProcess.start("r1", ["--model", MODEL], "key")
         assert process.url.startswith("http://127.0.0.1:") and process.status is None
+        async with httpx.AsyncClient() as http:  # it listens before it serves
+            assert (await http.get(f"{process.url}/health", timeout=60)).status_code == 200
         process._child.stdin.close()  # as the system does when we die
         async with asyncio.timeout(60):
             assert await process.wait() == 0
