@@ -14,6 +14,10 @@ _MODULES = (
     "reload",
     "energy",
     "lru",
+    "routing",
+    "chunked_prefill",
+    "disaggregation",
+    "heterogeneous",
 )
 
 
