@@ -24,6 +24,8 @@ PUBLISHED_8B = (0.12, 0.20)  # J a token, Llama 3.1 8B, H100, batch 64 (ML.ENERG
 GEMINI_WH, GEMINI_CHIP_WH = 0.24, 0.10
 PROMPT, OUTPUT = 1155, 211  # mean lengths of Azure's conversations of 2023
 BUSY = (1.0, 0.5, 0.1)  # share of time in which there is work
+HERE_BATCH, HERE_TOKENS, HERE_ROUNDS = 16, 128, 3  # what this machine serves to be measured
+HERE_IDLE = 1.0  # seconds it does nothing, for comparison
 
 
 def step_seconds(model: ModelConfig, batch: int, context: int = CONTEXT) -> float:
@@ -58,25 +60,23 @@ def measured_here() -> tuple[str, dict[str, float]]:
     from minifer import LLM, SamplingParams
 
     llm = LLM("minifer-tiny")
-    prompts = ["The energy of a token"] * 16
-    sampling = SamplingParams(max_tokens=128, ignore_eos=True)
+    prompts = ["The energy of a token"] * HERE_BATCH
+    sampling = SamplingParams(max_tokens=HERE_TOKENS, ignore_eos=True)
     llm.generate(prompts[:1], sampling)
-    idle = power.measure(lambda: time.sleep(1.0))
-    tokens = 0
+    idle = power.measure(lambda: time.sleep(HERE_IDLE))
+    tokens = HERE_ROUNDS * HERE_BATCH * HERE_TOKENS
 
     def serve() -> None:
-        nonlocal tokens
-        for _ in range(3):
-            outputs = llm.generate(prompts, sampling)
-            tokens += sum(len(one.token_ids) for output in outputs for one in output.outputs)
+        for _ in range(HERE_ROUNDS):
+            llm.generate(prompts, sampling)
 
     used = power.measure(serve)
     llm.close()
     gross = used.joules / tokens
     net = gross - idle.joules / idle.seconds * used.seconds / tokens
     said = (
-        f"Measured here with RAPL, CPU packages only: minifer-tiny at batch 16 uses {gross:.4f} J "
-        f"a token, {net:.4f} without what the machine uses idle."
+        f"Measured here with RAPL, CPU packages only: minifer-tiny at batch {HERE_BATCH} uses "
+        f"{gross:.4f} J a token, {net:.4f} without what the machine uses idle."
     )
     return said, {"here_gross_j": gross, "here_net_j": net}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from claim_helpers import check_complete, found
 
-from minifer.claims import power, rare_bugs, reload
+from minifer.claims import energy, power, rare_bugs, reload
 from minifer.claims.claim import Settings
 from minifer.claims.energy import joules_a_token
 from minifer.claims.shapes import LLAMA_8B, LLAMA_70B
@@ -25,7 +26,8 @@ def test_nothing_is_missing(name: str) -> None:
 def test_another_seed_draws_anew_and_says_the_same(name: str) -> None:
     first, second = found(name), found(name, seed=1)
     assert first.breaking == second.breaking
-    assert first == found.__wrapped__(name)
+    if name != "energy" or not power.readable():  # what is measured differs from run to run
+        assert first == found.__wrapped__(name)
 
 
 # -- rare bugs
@@ -178,6 +180,28 @@ def test_without_a_counter_nothing_is_measured(tmp_path: Path) -> None:
     assert not power.readable(tmp_path)
     with pytest.raises(RuntimeError, match="no energy counter is readable"):
         power.measure(lambda: None, tmp_path)
+
+
+def test_this_machine_is_measured_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+
+    def measure(work: Callable[[], object]) -> power.Energy:
+        served.append(work())
+        idle = len(served) == 1
+        return power.Energy(1.0, 1.0) if idle else power.Energy(8.0, 2.0)
+
+    monkeypatch.setattr(power, "readable", lambda: True)
+    monkeypatch.setattr(power, "measure", measure)
+    for name, value in (
+        ("HERE_BATCH", 2),
+        ("HERE_TOKENS", 4),
+        ("HERE_ROUNDS", 1),
+        ("HERE_IDLE", 0),
+    ):
+        monkeypatch.setattr(energy, name, value)
+    said, values = energy.measured_here()
+    assert values == {"here_gross_j": 1.0, "here_net_j": 0.75}  # 8 J, 2 of them idle, 8 tokens
+    assert "RAPL" in said and "1.0000 J" in said and "0.7500" in said
 
 
 def test_bad_settings_are_refused() -> None:
