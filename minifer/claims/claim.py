@@ -1,8 +1,8 @@
 """What a claim is, and what comes out when it is worked out again.
 
 A claim's module holds one `Claim`. Its `reproduce` computes everything afresh, the same for the
-same `Settings` (but for what it says it measured), and returns `Findings`: sentences made of the numbers it found, the numbers as
-tables and by name, and a figure as data, which `figures` draws.
+same `Settings` (but for what it says it measured), and returns `Findings`: sentences made of the
+numbers it found, the numbers as tables and by name, and a figure as data, which `figures` draws.
 """
 
 from __future__ import annotations
