@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving.replicas.fleet_fakes import (
+from fleet_fakes import (
     DONE,
     Body,
     Fakes,

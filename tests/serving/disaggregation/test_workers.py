@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from fleet_process import Deployment, deployment, is_running, until
 from live import Live, user
 from live_workers import choices_of, unlike
-from serving.replicas.fleet_process import Deployment, deployment, is_running, until
 
 from minifer.cli import main
 
