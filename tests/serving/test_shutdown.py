@@ -246,7 +246,7 @@ def test_a_public_host_without_a_key_is_warned_about(capsys, monkeypatch):
 
 def test_the_default_model_is_called_by_its_name(capsys, monkeypatch):
     seen: list[ServerSettings] = []
-    monkeypatch.setattr(serving_run, "run", lambda _, settings, __: seen.append(settings))
+    monkeypatch.setattr(serving_run, "run", lambda _, settings, *__: seen.append(settings))
     assert main(["serve", "--model", "minifer-tiny", "--port", "0", "--max-queue", "7"]) == 0
     assert seen[0].served_model_name == "minifer-tiny" and seen[0].max_queue == 7
     assert main(["serve", "--model", "tiny", "--port", "0", "--served-model-name", "x"]) == 0
