@@ -310,6 +310,21 @@ def test_inside_of_a_tenant_it_is_first_come_first_served():
     assert order_of_first_tokens(d) == ["a0", "a1", "a2"]
 
 
+@pytest.mark.parametrize(("policy", "waited"), [("fcfs", 205), ("vtc", 5)])
+def test_a_flood_of_one_tenant_does_not_hold_up_another(policy, waited):
+    """One seat, 40 requests of five steps each before the one of another tenant."""
+    d = driver(policy, max_num_seqs=1)
+    for i in range(41):
+        d.add(f"flood{i}", range(10), 5, tenant="flood")
+    d.step()
+    one = d.add("one", range(10), 1, tenant="modest")
+    steps = 0
+    while not one.num_output_tokens:
+        d.step()
+        steps += 1
+    assert steps == waited
+
+
 def test_idle_tenants_are_forgotten():
     d = driver("vtc", max_num_seqs=1)
     d.scheduler.waiting.MOST_IDLE = 10
@@ -368,6 +383,22 @@ def test_a_prompt_above_the_budget_goes_alone():
     assert d.tokens() == {"a": 3}
     assert d.tokens() == {"long": 25}
     assert d.tokens() == {"a": 1, "long": 1}
+
+
+@pytest.mark.parametrize(("chunked", "longest"), [(True, 1), (False, 31)])
+def test_a_stream_of_prompts_stalls_those_who_decode_unless_prompts_are_cut(chunked, longest):
+    """Steps between two tokens of an answer, while 30 prompts come one a step."""
+    d = driver("fcfs", max_num_batched_tokens=10, enable_chunked_prefill=chunked)
+    answer, tokens, gaps = d.add("answer", [1], 60), 0, [0]
+    for step in range(60):
+        if 5 <= step < 35:
+            d.add(f"prompt{step}", range(8), 1)
+        d.step()
+        gaps[-1] += 1
+        if answer.num_output_tokens > tokens:
+            tokens = answer.num_output_tokens
+            gaps.append(0)
+    assert max(gaps) == longest
 
 
 def test_a_preempted_request_comes_back_whole():

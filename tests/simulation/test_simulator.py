@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import random
 import statistics
@@ -9,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+import minifer.simulation
+import minifer.simulation.simulator
 from minifer.config import POLICIES, EngineConfig
 from minifer.simulation.arrivals import Arrival, Conversation
 from minifer.simulation.cluster import Cluster, NodeSpec, identical
@@ -33,6 +36,12 @@ def poisson(rate: float, count: int, seed: int, prompt=(20, 3000), output=(1, 60
         now += rng.expovariate(rate)
         rows.append(Arrival(f"r{i}", now, rng.randint(*prompt), rng.randint(*output)))
     return rows
+
+
+@pytest.mark.parametrize("module", [minifer.simulation, minifer.simulation.simulator])
+def test_the_examples_are_true(module):
+    found = doctest.testmod(module)
+    assert found.attempted > 5 and found.failed == 0
 
 
 # -- theory
