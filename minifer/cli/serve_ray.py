@@ -96,6 +96,8 @@ def run(arguments: argparse.Namespace, config: EngineConfig, settings: ServerSet
     try:
         from minifer.serving.ray_serve import run_ray
     except ImportError as error:
+        if (error.name or "").startswith("minifer"):
+            raise
         raise RuntimeError('`minifer serve --ray` needs Ray: pip install "minifer[ray]"') from error
     ray = ray_settings(arguments, config.device)
     resolved = resolve_model(config.model)
@@ -104,9 +106,8 @@ def run(arguments: argparse.Namespace, config: EngineConfig, settings: ServerSet
     settings = with_model_name(settings, config, resolved.path)
     with bind(arguments.host, arguments.port) as listener:
         number = f"{ray.min_replicas} to {ray.max_replicas}" if ray.scales else ray.max_replicas
-        where = "here" if ray.address == LOCAL else f"in the cluster at {ray.address}"
-        session.note(f"starting Ray {where}" if ray.address == LOCAL else f"deploying {where}")
-        session.note(f"starting {number} engines; this takes some seconds")
+        where = "Ray here" if ray.address == LOCAL else f"the Ray cluster at {ray.address}"
+        session.note(f"starting engines in {where}: {number}")
 
         def ready(application: str) -> None:
             print_welcome(url_of(listener), settings)

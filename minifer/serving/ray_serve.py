@@ -47,6 +47,7 @@ from minifer.assembly import load
 from minifer.async_llm import AsyncLLM
 from minifer.config import EngineConfig, with_engine_loops
 from minifer.engine import Engine
+from minifer.execution.runner import prepare_backend
 from minifer.routing.policies import make_policy
 from minifer.serving.app import create_app
 from minifer.serving.ray_call import ABORT, Accepted, Call, run_app
@@ -59,6 +60,7 @@ from minifer.serving.settings import ServerSettings
 from minifer.weights.resolve import load_tokenizer, read_config
 
 HEALTH_SECONDS = 2.0  # between two questions of Ray's whether a replica's engine is alive
+QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 _ROUTER = "minifer.serving.ray_router.PolicyRouter"
 
 
@@ -67,6 +69,7 @@ class EngineReplica:
 
     def __init__(self, config: EngineConfig, settings: ServerSettings) -> None:
         self._name = str(serve.get_replica_context().replica_id.unique_id)
+        prepare_backend(config)
         self._llm = AsyncLLM(engine=Engine.from_loaded(load(config), config))
         self._app = create_app(self._llm, settings)
 
@@ -131,9 +134,9 @@ def deployment(
             request_routing_stats_period_s=ray_settings.report_interval,
         ),
         health_check_period_s=HEALTH_SECONDS,
-        graceful_shutdown_timeout_s=settings.shutdown_timeout,
+        graceful_shutdown_timeout_s=ray_settings.drain_timeout,
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+        logging_config=QUIET,
         **number,
     )
     return options.bind(config, settings)
@@ -147,7 +150,7 @@ def connected(ray_settings: RaySettings) -> Iterator[None]:
     `RuntimeError` when there is no cluster at the address.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"logging_level": logging.WARNING, "namespace": "minifer"}
+    quiet = {"logging_level": logging.ERROR, "namespace": "minifer"}
     try:
         if ray_settings.address == LOCAL:
             needed = math.ceil(ray_settings.max_replicas * ray_settings.replica_cpus)
@@ -175,7 +178,7 @@ def deployed(
     They are ended at the end, and so is Ray Serve when nothing else uses it. Raises `RuntimeError`
     when they do not start.
     """
-    serve.start(proxy_location=ProxyLocation.Disabled)
+    serve.start(proxy_location=ProxyLocation.Disabled, logging_config=QUIET)
     name = f"minifer-{uuid.uuid4().hex[:8]}"
     application = deployment(config, settings, ray_settings)
     try:
@@ -183,7 +186,7 @@ def deployed(
         yield handle.options(method_name="answer", stream=True), name
     finally:
         serve.delete(name)
-        if not serve.status().applications:
+        if ray_settings.address != LOCAL and not serve.status().applications:
             serve.shutdown()
 
 

@@ -24,6 +24,7 @@ class RaySettings:
     router: a policy of `minifer.routing`, with its options. seed: of what it draws.
     report_interval: seconds between two reports of a replica's load.
     wait_timeout: seconds a request waits until some replica takes it.
+    drain_timeout: seconds that a replica which is not needed any more may go on with its requests.
     max_lost: replicas that may die over one request before it is given up.
     """
 
@@ -39,6 +40,7 @@ class RaySettings:
     seed: int = 0
     report_interval: float = 1.0
     wait_timeout: float = 30.0
+    drain_timeout: float = 600.0
     max_lost: int = 2
 
     def __post_init__(self) -> None:
@@ -47,7 +49,7 @@ class RaySettings:
         rule = f"an integer of at least min_replicas, which is {low}"
         check_number("max_replicas", self.max_replicas, int, low, rule)
         check_number("max_lost", self.max_lost, int, 1, "an integer of at least 1")
-        for name in ("upscale_delay", "downscale_delay", "wait_timeout"):
+        for name in ("upscale_delay", "downscale_delay", "wait_timeout", "drain_timeout"):
             check_number(name, getattr(self, name), (int, float), 0, "at least 0 seconds")
         for name, least in (("target_requests", 0.1), ("report_interval", 0.1)):
             value = getattr(self, name)
