@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from fakes import tiny_engine
@@ -207,6 +209,20 @@ def test_numbers_can_be_scraped(workers: LiveWorkers):
     )
     assert line in page.replace(".0\n", "\n")
     assert 'minifer:kv_transfer_bytes_total{direction="received"' in page
+
+
+def test_a_worker_that_listens_everywhere_says_where_it_was_reached(workers: LiveWorkers):
+    worker = workers.prefill.server.worker
+    request = SimpleNamespace(url=SimpleNamespace(hostname="10.1.2.3"))
+    for host, address in (
+        ("0.0.0.0", "10.1.2.3"),
+        ("::", "10.1.2.3"),
+        ("10.9.9.9", "10.9.9.9"),
+        ("worker-1", "worker-1"),
+    ):
+        settings = dataclasses.replace(worker._settings, host=host)
+        with patch.object(worker, "_settings", settings):
+            assert worker._address(request) == address
 
 
 # -- what is none
