@@ -77,9 +77,11 @@ class Policy(Protocol):
 
     def served(self, entries: Sequence[ScheduledRequest], steps: int) -> None:
         """So much has been computed, in so many equal steps."""
+        return  # most do not care
 
     def accepted(self, request: Request, num_drafts: int) -> None:
         """So many drafts have become tokens, beside the one that `served` told of."""
+        return
 
     def __len__(self) -> int: ...
 
