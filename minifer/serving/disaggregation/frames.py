@@ -102,6 +102,12 @@ class Link:
         """At once: what the other side has not read yet is lost. Safe to call twice."""
         self._writer.transport.abort()
 
+    @property
+    def is_closed(self) -> bool:
+        """By either side."""
+        reader = self._reader
+        return reader.at_eof() or reader.exception() is not None or self._writer.is_closing()
+
     async def until_closed(self) -> None:
         """Wait for the other side to close, which it does when it has read everything.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -59,7 +60,10 @@ class _Pull:
 
 
 class BlockSender:
-    """Belongs to one event loop. `start` it, `close` it."""
+    """Belongs to one event loop. `start` it, `close` it. port: where it can be reached.
+
+    Raises `RuntimeError` when it cannot listen there.
+    """
 
     def __init__(
         self,
@@ -73,17 +77,17 @@ class BlockSender:
         self._settings = settings
         self._stats = stats
         self.offers = Offers(llm, settings.lease, stats)
-        self._server: asyncio.Server | None = None
+        self._socket = _listen(settings.host, settings.port)
+        self.port: int = self._socket.getsockname()[1]
+        self._starting: asyncio.Future[asyncio.Server] | None = None
         self._links: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> int:
-        """Wait for connections; returns the port. Twice is once. Raises `OSError`."""
-        if self._server is None:
-            self._server = await asyncio.start_server(
-                self._connected, self._settings.host, self._settings.port, limit=STREAM_LIMIT
-            )
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+    async def start(self) -> None:
+        """Let decode workers in. Twice is once."""
+        if self._starting is None:
+            starting = asyncio.start_server(self._connected, sock=self._socket, limit=STREAM_LIMIT)
+            self._starting = asyncio.ensure_future(starting)
+        await asyncio.shield(self._starting)
 
     # -- connections
 
@@ -96,6 +100,7 @@ class BlockSender:
         task = asyncio.create_task(self._serve_safely(link))
         self._links.add(task)
         task.add_done_callback(self._links.discard)
+        task.add_done_callback(lambda _: link.close())
 
     async def _serve_safely(self, link: Link) -> None:
         try:
@@ -110,8 +115,6 @@ class BlockSender:
         except Exception:  # a fault of ours; the decode worker computes what did not come
             self._stats.broken += 1
             log.exception("a link failed")
-        finally:
-            link.close()
 
     async def _serve(self, link: Link) -> None:
         async with asyncio.timeout(GREETING_SECONDS):
@@ -222,7 +225,8 @@ class BlockSender:
         elif fault is Fault.DROP:
             raise LinkError("dropped on purpose")
         elif fault is Fault.STALL:
-            await link.until_closed()
+            while not link.is_closed:
+                await link.until_closed()
             raise LinkError("stalled on purpose")
         await outlet.put(number, header, payload)
 
@@ -231,8 +235,9 @@ class BlockSender:
     async def close(self) -> None:
         """No new connections; those open may end within a moment. Prompts are computed no
         further."""
-        if self._server is not None:
-            self._server.close()
+        if self._starting is not None:
+            (await self._starting).close()
+        self._socket.close()
         if self._links:
             await asyncio.wait(self._links, timeout=CLOSING_SECONDS)
         self.offers.close()
@@ -240,3 +245,14 @@ class BlockSender:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise RuntimeError(
+            f"cannot wait for decode workers on {host} port {port}: {error.strerror or error}; "
+            "choose another with --kv-host and --kv-port"
+        ) from error

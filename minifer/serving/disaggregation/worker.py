@@ -129,7 +129,7 @@ class KVWorker:
         whoever leaves before its end wants no more to be computed.
         """
         assert self.sender is not None  # no other worker has this route
-        port = await self.sender.start()
+        await self.sender.start()
         offers: list[str | None] = []
         names: list[str] = []
         resources.callback(self.sender.offers.cancel, names)
@@ -141,7 +141,7 @@ class KVWorker:
                     names.append(offer)
         ticket = None
         if names:
-            ticket = Ticket(self._address(request), port, tuple(offers)).encode()
+            ticket = Ticket(self._address(request), self.sender.port, tuple(offers)).encode()
         return EventStream(self._tell(ticket, names))
 
     async def _tell(self, ticket: str | None, names: list[str]) -> AsyncGenerator[bytes, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -53,9 +54,9 @@ class Pair:
         self._count = 0
 
     async def ticket(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Ticket:
-        port = await self.sender.start()
+        await asyncio.gather(self.sender.start(), self.sender.start())
         offers = [await self.sender.offers.add(prompt, params) for prompt in prompts]
-        return Ticket("127.0.0.1", port, tuple(offers))
+        return Ticket("127.0.0.1", self.sender.port, tuple(offers))
 
     async def ask(
         self,

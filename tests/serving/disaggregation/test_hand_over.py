@@ -218,7 +218,11 @@ def test_a_link_that_breaks_leaves_what_has_come(transport: str, fault: Fault):
             assert answer_of(output) == answer_of(await alone(prompt))
             stats = both.received
             assert (stats.broken, stats.timeouts) == ((1, 0) if fault is Fault.DROP else (0, 1))
-            assert stats.tokens == 4 * P and stats.recomputed_tokens == 3 * P
+            assert stats.tokens + stats.recomputed_tokens == 7 * P
+            if fault is Fault.STALL:
+                assert stats.tokens == 4 * P
+            else:  # what was on its way may be lost
+                assert stats.tokens <= 4 * P
 
     run(scenario())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -240,3 +241,12 @@ def test_a_worker_needs_a_tier_a_role_and_a_token():
     for token in ("", "short", "a token with\na line end"):
         with pytest.raises(ValueError, match="MINIFER_KV_TOKEN"):
             TransferSettings(token)
+
+
+def test_a_port_that_is_taken_is_known_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = TransferSettings(TOKEN, port=taken.getsockname()[1])
+        with tiny_engine(kv_dram_bytes=1 << 20) as engine:
+            llm = SimpleNamespace(engine=engine)
+            with pytest.raises(RuntimeError, match=r"cannot wait for .* --kv-host and --kv-port"):
+                KVWorker(llm, None, Role.PREFILL, settings)  # type: ignore[arg-type]
