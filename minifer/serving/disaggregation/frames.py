@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import struct
 from typing import Any
 
@@ -42,6 +43,10 @@ class Link:
     ) -> None:
         self._reader = reader
         self._writer = writer
+        # A small message must not wait for the acknowledgement of the one before, which may take
+        # 40 ms. asyncio sees to that only where the listening socket names its protocol.
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.patience = patience
         self.last_sent = asyncio.get_running_loop().time()
 

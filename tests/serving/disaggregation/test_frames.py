@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -32,7 +33,8 @@ def talk(server: Side, client: Side, patience: float = 10.0) -> None:
             finally:
                 link.close()
 
-        listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+        listening = socket.create_server(("127.0.0.1", 0))
+        listener = await asyncio.start_server(accept, sock=listening)
         link = await Link.connect(*listener.sockets[0].getsockname()[:2], patience)
         try:
             await asyncio.wait_for(asyncio.gather(client(link), served), 30)
@@ -73,6 +75,16 @@ def test_a_message_arrives_as_it_was_sent():
             assert await link.receive(max_body=1000) == ({"was": fields}, body)
 
     talk(echo, ask)
+
+
+def test_small_messages_do_not_wait_for_each_others_acknowledgement():
+    """asyncio alone leaves Nagle's algorithm on in what such a socket accepts."""
+
+    async def check(link: Link) -> None:
+        connection = link._writer.get_extra_info("socket")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    talk(check, check)
 
 
 @pytest.mark.parametrize(
