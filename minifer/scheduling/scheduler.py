@@ -144,7 +144,7 @@ class Scheduler:
         for request in self.waiting.order(self.running):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by one before it
-            if reorders and not preempted:
+            if reorders and not preempted and request.suspended is None:
                 budget = self._schedule_waiting(plan, budget, before=request)
             num_new = request.num_suspended_tokens
             num_new = num_new or self._num_new(request, request.num_computed_tokens, budget)

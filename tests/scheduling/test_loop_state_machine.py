@@ -99,6 +99,19 @@ def test_a_branch_gets_what_those_in_their_loops_leave_of_the_budget():
     d.run()
 
 
+def test_nobody_overtakes_those_in_their_loops():
+    """They have their share of the budget already; a lower level gets what is left of it."""
+    options = {"max_num_batched_tokens": 3, "max_num_seqs": 2}
+    levels = {"scheduling_policy": "mlfq", "mlfq_quantum": 2, "mlfq_starvation_steps": 2}
+    d = LoopDriver(4, 2, **options, **levels)
+    for name, prompt in (("1", [0, 0, 0, 0]), ("2", [0, 0, 0]), ("3", [0, 1, 0])):
+        d.add(name, prompt, 1).num_loops = 1
+    d.step()
+    d.step()
+    d.through = -1
+    d.run()  # which checks the budget of every step
+
+
 LoopMachine.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=CHECKS
 )
