@@ -69,7 +69,9 @@ class NodeSpec:
     a block's name stands for. role: see `Role`. store: levels from the fastest down; what the node
     computes is written to all of them. prefetch: a request waits outside of the queue while its KV
     comes from the store, one request at a time, and others compute meanwhile; without it the load
-    is part of the request's first step, which is what a copy from DRAM is.
+    is part of the request's first step, which is what a copy from DRAM is. in_tokens: `sjf` and
+    `srpt` measure requests as an engine does, in tokens and steps; else in seconds, which here are
+    known.
     """
 
     name: str
@@ -80,6 +82,7 @@ class NodeSpec:
     role: Role = Role.MIXED
     store: tuple[StoreLevel, ...] = ()
     prefetch: bool = False
+    in_tokens: bool = False
 
     def __post_init__(self) -> None:
         if self.engine.num_kv_blocks is None:

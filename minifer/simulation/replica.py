@@ -65,12 +65,14 @@ class Replica:
             events=events,
             tiers=cast(KVTiers, self.store),
         )
-        self.scheduler = Scheduler(config, self.kv, events, measure=Measure(self._left, _arrived))
+        measure = None if spec.in_tokens else Measure(self._left, _arrived)
+        self.scheduler = Scheduler(config, self.kv, events, measure=measure)
         self.plan: SchedulePlan | None = None  # of the step that runs
         self.sending_until = 0.0  # its link is busy
         self.loading_until = 0.0  # so is its store, where it prefetches
         self.first_tokens: list[RequestRecord] = []  # of the last step
         self._state = ReplicaState(spec.name, spec.role)
+        self._coming: list[SimRequest] = []  # since the last step was planned
         self._prefilling: dict[SimRequest, None] = {}  # whose first token here is still to come
         self._progress: list[tuple[SimRequest, int, float]] = []  # what will be left after the step
         self._relief = 0.0  # seconds by which the step shortens the backlog
@@ -105,13 +107,14 @@ class Replica:
         return self.spec.step_times.seconds([(total - computed, total)])
 
     def add(self, request: SimRequest) -> None:
-        """Put a request into the queue; one that was sent here has been expected."""
+        """A request comes; one that was sent here has been expected. The scheduler hears of it
+        between two steps, as an engine's does: after what the step before has changed."""
         request.record.path += (self.spec.name,)
         if not request.received:
             self.expect()
             self._prefilling[request] = None
             self._forecast(request)
-        self.scheduler.add(request)
+        self._coming.append(request)
 
     def _forecast(self, request: SimRequest) -> None:
         reused, load = self.reusable(request)
@@ -167,8 +170,12 @@ class Replica:
     def begin(self, now: float) -> float | None:
         """Plan the next step; says when it, and those that repeat it, are over. None: idle."""
         scheduler = self.scheduler
+        for request in self._coming:
+            scheduler.add(request)
+        self._coming.clear()
         if not (scheduler.running or scheduler.waiting or scheduler.loading):
             return None
+        had = len(scheduler.running)
         plan = scheduler.schedule()
         for request in plan.preempted:
             self._preempted(cast(SimRequest, request))
@@ -183,7 +190,9 @@ class Replica:
         self.record.load_seconds += self.store.step_seconds
         self.store.step_seconds = 0.0
         self._ends = array("d", (now,))
-        for ahead in range(1, self._stretch(plan)):
+        # Whoever was admitted, or got a first token, is one more that decodes in the next step.
+        changes = len(scheduler.running) > had or bool(self._progress)
+        for ahead in range(1, 1 if changes else self._stretch(plan)):
             now += times.seconds([(1, context + ahead) for _, context in chunks])
             self._ends.append(now)
         self._used_blocks = self.kv.pool.num_blocks - self.kv.pool.num_free

@@ -115,7 +115,7 @@ def replay(
         speculative_num_loops=None,
     )
     found = StoreLevel("the engine's cache", 0, math.inf)
-    node = NodeSpec("engine", times, plain, store=(found,))
+    node = NodeSpec("engine", times, plain, store=(found,), in_tokens=True)
     start = min(request.arrival for request in log.requests)
     arrivals = [
         Arrival(

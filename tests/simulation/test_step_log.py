@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fakes import tiny_engine
 
+from minifer.config import POLICIES
 from minifer.events import Event, JSONLSink, ListSink
 from minifer.request import SamplingParams
 from minifer.simulation.arrivals import Arrival, Conversation
@@ -144,7 +145,7 @@ def test_a_fit_goes_through_a_file(tmp_path: Path) -> None:
     assert load_steps(tmp_path / "steps.json") == fit.steps
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_simulator_repeats_the_run(policy: str) -> None:
     """With the right prices every time is right: queue, chunks, batches and preemptions."""
     options = {**OPTIONS, "num_kv_blocks": 40, "scheduling_policy": policy}
@@ -158,6 +159,15 @@ def test_the_simulator_repeats_the_run(policy: str) -> None:
     assert result.missed == [] and result.num_left_out == 0
     assert result.half_steps.mape < 0.02
     assert result.half_errors is not None and result.half_errors["ttft"].mape < 0.05
+
+
+@pytest.mark.parametrize("policy", ["sjf", "srpt"])
+def test_lengths_are_measured_as_the_engine_measured_them(policy: str) -> None:
+    """In tokens, and a step of waiting is worth a full budget: in seconds it is another order."""
+    workload = [replace(r, time=r.time / 2) for r in traffic()]
+    events = recorded(workload, **OPTIONS, scheduling_policy=policy, prefill_ageing=0.02)
+    result = validate(log_of(events))
+    assert result.errors["ttft"].mape < 0.01 and result.errors["e2e"].mape < 0.01
 
 
 def test_wrong_settings_are_seen() -> None:

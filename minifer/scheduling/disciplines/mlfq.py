@@ -47,7 +47,7 @@ class SkipJoinMLFQ(Policy):
         self._left, self._quantum, self._starving = left, quantum, starvation_steps
         self._levels = [FCFS() for _ in range(self.LEVELS)]
         self._turns: WeakKeyDictionary[Request, _Turn] = WeakKeyDictionary()
-        self._now = self._looked = 0  # steps
+        self._now = 0  # steps
 
     def _queue(self, request: Request) -> FCFS:
         return self._levels[self._turns[request].level]
@@ -89,9 +89,10 @@ class SkipJoinMLFQ(Policy):
             if entry.completed:
                 end = entry.end - entry.num_draft + steps - 1
                 self._charge(self._turn(entry.request), entry.start, end)
-        if self._starving is not None and self._now - self._looked > self._starving // 4:
-            self._looked = self._now
-            self._lift(self._starving)
+        if self._starving is not None:
+            every = max(1, self._starving // 4)
+            if self._now % every < steps:  # a multiple of it is among these steps
+                self._lift(self._starving)
 
     def accepted(self, request: Request, num_drafts: int) -> None:
         turn = self._turn(request)
