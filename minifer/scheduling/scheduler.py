@@ -222,10 +222,11 @@ class Scheduler:
         if request.overwrites_kv:  # a prompt in one piece, then token by token
             whole = max(1, request.num_prompt_tokens - computed)
             return whole if whole <= budget else 0
-        left = request.num_tokens - computed
         if not self.config.enable_chunked_prefill:  # one that no step has room for goes alone
-            return left if left <= budget or budget == self.config.max_num_batched_tokens else 0
-        return min(left, self.config.max_prefill_chunk or budget, budget)
+            whole, most = request.num_tokens - computed, self.config.max_num_batched_tokens
+            return whole if whole <= budget or budget == most else 0
+        chunk = self.config.max_prefill_chunk or budget
+        return min(request.num_tokens - computed, chunk, budget)
 
     def _schedule(
         self,
