@@ -100,7 +100,11 @@ def check(arguments: argparse.Namespace, config: EngineConfig) -> EngineConfig:
     if arguments.disaggregate is not None:
         from minifer.serving.disaggregation.split import Split
 
-        Split.of(arguments.disaggregate)
+        split = Split.of(arguments.disaggregate)
+        if split.prefill > 1 and getattr(arguments, "kv_port", 0):
+            raise ValueError(
+                f"--kv-port must be 0 for several prefill workers, got {arguments.kv_port}"
+            )
         if getattr(arguments, "min_hand_over", 0) < 0:
             raise ValueError(f"--min-hand-over must be at least 0, got {arguments.min_hand_over}")
     transfer_settings(arguments)  # which checks what was given
