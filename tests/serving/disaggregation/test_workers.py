@@ -196,7 +196,7 @@ BAD_USAGE = {
     "--disaggregate 1:1 --no-enable-prefix-caching": "needs --enable-prefix-caching",
     "--disaggregate 1:1 --tensor-parallel-size 2": "needs --tensor-parallel-size 1",
     "--disaggregate 1:1 --min-hand-over -1": "--min-hand-over must be at least 0, got -1",
-    "--disaggregate 2:1 --kv-port 7000": "--kv-port must be 0 for several prefill workers, got 7000",
+    "--disaggregate 2:1 --kv-port 7000": "--kv-port must be 0 for several prefill workers",
     "--disaggregate 1:1 --kv-port 70000": "port must be in [0, 65536), got 70000",
     "--disaggregate 1:1 --kv-transfer-timeout 0": "timeout must be at least 0.01 seconds",
     "--disaggregate 1:1 --kv-link-faults drop=2": "must be chances of at most 1 together",
