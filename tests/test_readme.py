@@ -54,8 +54,9 @@ def test_lines_of_code_skips_what_is_not_code(tmp_path):
 def test_the_engine_core_can_be_read_in_an_afternoon():
     """What a token passes, without the tiers and guards beside its way."""
     # 4,000, and what came since with no line to spare elsewhere: drafts that are judged and rolled
-    # back (190 lines), weights that are codes (100), a back end that is a compiled step (30).
-    assert sum(lines_of_code(ROOT / "minifer" / part) for part in CORE) <= 4400
+    # back (190 lines), weights that are codes (100), a back end that is a compiled step (30),
+    # what policies, whole prompts, ranks, KV events and a hand-over ask of it (160).
+    assert sum(lines_of_code(ROOT / "minifer" / part) for part in CORE) <= 4550
 
 
 def test_every_module_can_be_read_in_one_sitting():
@@ -113,13 +114,13 @@ def test_the_table_of_cases_names_every_test_and_no_other():
 
 def test_the_table_of_production_faults_names_every_test_and_no_other():
     text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([FKD]-\d\d) \|.*\| ([^|]*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| ([FKDS]-\d\d) \|.*\| ([^|]*) \|$", text, re.MULTILINE)
     table = {name: set(re.findall(r"\[`([\w.]+)`\]", cell)) for name, cell in rows}
     found: dict[str, set[str]] = {}
     for file in (ROOT / "tests").rglob("test_*.py"):
         source = file.read_text(encoding="utf-8")
         for test in re.findall(r"^\s*(?:async )?def (test_\w+)", source, re.MULTILINE):
-            for letter, number in re.findall(r"_([fkd])(\d\d)(?=_)", test):
+            for letter, number in re.findall(r"_([fkds])(\d\d)(?=_)", test):
                 found.setdefault(f"{letter.upper()}-{number}", set()).add(file.name)
     assert table == found
 

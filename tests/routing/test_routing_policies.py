@@ -22,7 +22,7 @@ BY_LOAD = [name for name in EVERY if name not in ("random", "round_robin")]
 # -- published examples
 
 
-def test_s_03_dynamo_takes_the_second_of_the_documented_workers():
+def test_s03_dynamo_takes_the_second_of_the_documented_workers():
     """https://docs.nvidia.com/dynamo, "Routing Concepts": 8 + 10, 5 + 5, 2 + 9 → worker 2."""
     assert [dynamo_cost(8, 10), dynamo_cost(5, 5), dynamo_cost(2, 9)] == [18, 10, 11]
     workers = [ReplicaState(f"w{i}", decode_blocks=n) for i, n in enumerate((10, 5, 9), start=1)]
@@ -39,7 +39,7 @@ def test_dynamo_counts_prompts_that_wait_on_a_worker():
     assert DynamoCost().choose(make_request(160), [busy, idle], {"busy": 80}).replica == "idle"
 
 
-def test_s_04_a_prompt_is_cold_once():
+def test_s04_a_prompt_is_cold_once():
     """The fixture of smg-project/smg#469; the units are ours: tokens, blocks of 5."""
     assert is_cold(100, 5, match_threshold=0.1, unmatched=50, min_tokens=50)
     assert not is_cold(100, 10, match_threshold=0.1, unmatched=50, min_tokens=50)
@@ -61,7 +61,7 @@ def test_s_04_a_prompt_is_cold_once():
     assert (second.replica, second.reason) == ("warm", "warm")
 
 
-def test_s_05_sglang_balances_by_a_number_and_a_factor():
+def test_s05_sglang_balances_by_a_number_and_a_factor():
     assert imbalanced((100, 30))  # 70 > 64 and 100 > 45
     assert not imbalanced((60, 10))  # 50 <= 64
     assert not imbalanced((300, 220))  # 80 > 64, but 300 <= 330
