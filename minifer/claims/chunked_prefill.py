@@ -96,11 +96,12 @@ def reproduce(settings: Settings) -> Findings:
     ttft = {}
     for name, cluster in DEPLOYMENTS.items():
         run = Study(cluster, requests).run(MODERATE, seeds(settings, 1)[0])
-        ttft[name] = measure(run).ttft
+        found_ttft = measure(run).ttft
+        ttft[name] = found_ttft.p50 if found_ttft else 0.0
     names = tuple(DEPLOYMENTS)
-    first_ttft = ttft[FIRST].p50 if (ttft[FIRST]) else 0.0
+    first_ttft = ttft[FIRST]
     small = f"chunks of {BUDGETS[0]}"
-    small_ttft = ttft[small].p50 if ttft[small] else 0.0
+    small_ttft = ttft[small]
     return Findings(
         basis=f"simulated, step times of {A100.source}: one A100, "
         f"{lengths_in_words(settings.trace)}, {COUNT} requests a run, seeds {seeds(settings, 2)}",

@@ -31,13 +31,14 @@ from minifer.simulation.cluster import Cluster
 from minifer.simulation.metrics import Slo
 from minifer.simulation.search import Limit, Study, find_capacities
 
-COUNT = 600  # requests a GPU
+COUNT = 1_500  # requests a GPU
 FEW = 600  # requests in all, in the setting that misleads
 SHARE = 0.9  # of the requests that must keep the limits
 LIMITS: Slo = {"ttft": 0.4, "tpot": 0.1}
 TIGHT: Slo = {"ttft": 0.25, "tpot": 0.1}
 FAST: Slo = {"ttft": 0.4, "tpot": 0.04}  # of the study of the link
-LINKS = (0.5e9, 1.25e9, 3e9, 12.5e9, 300e9)  # bytes/s
+LINKS = (0.5e9, 1.25e9, 3e9, 300e9)  # bytes/s
+LINK_COUNT = 300  # requests a GPU of that study
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,6 @@ def goodput(
     *,
     count: int = COUNT,
     in_all: bool = False,
-    num_seeds: int = 2,
     pairs: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, float]:
     """Deployment → requests a second and GPU at which `SHARE` of them keep the limits.
@@ -92,8 +92,7 @@ def goodput(
         low=0.02,
         high=4.5,
         tolerance=0.02,
-        seeds=seeds(settings, num_seeds),
-        every_seed=True,
+        seeds=seeds(settings, 1),
     )
     return {
         name: capacity.rate * len(deployments[name].cluster.nodes) / deployments[name].num_gpus
@@ -104,7 +103,7 @@ def goodput(
 def link_sweep(settings: Settings, pairs: tuple[tuple[int, int], ...] = ()) -> dict[float, float]:
     """Bytes a second of the link → requests a second and GPU, for 2P1D."""
     sweep = {f"{link}": Deployment(split(2, 1, link=link), 3) for link in LINKS}
-    found = goodput(sweep, FAST, settings, count=COUNT // 2, pairs=pairs)
+    found = goodput(sweep, FAST, settings, count=LINK_COUNT, pairs=pairs)
     return {link: found[f"{link}"] for link in LINKS}
 
 
@@ -116,30 +115,33 @@ def reproduce(settings: Settings) -> Findings:
     best = max(ratios, key=ratios.__getitem__)
     few = goodput({"2P3D": SPLITS["2P3D"]}, LIMITS, settings, count=FEW, in_all=True, pairs=pairs)
     old = goodput({OLD_KERNELS: OLD, best: SPLITS[best]}, TIGHT, settings, pairs=pairs)
-    against_old = old[best] / old[OLD_KERNELS]
+    old_loose = goodput({OLD_KERNELS: OLD}, LIMITS, settings, pairs=pairs)[OLD_KERNELS]
+    against_old, loosely = old[best] / old[OLD_KERNELS], found[best] / old_loose
     links = link_sweep(settings, pairs)
     slow, fast = links[LINKS[0]], links[LINKS[-1]]
     plain = {name: ratio for name, ratio in ratios.items() if name != "TP2 prefill + 1D"}
     ttft, tpot = LIMITS["ttft"] * 1e3, LIMITS["tpot"] * 1e3
     return Findings(
         basis=f"simulated, step times of {A100.source}: A100s, {lengths_in_words(settings.trace)}, "
-        f"{COUNT} requests a GPU, link {LINKS[-1] / 1e9:.0f} GB/s, seeds {seeds(settings, 2)}",
+        f"{COUNT} requests a GPU, link {LINKS[-1] / 1e9:.0f} GB/s, seed {seeds(settings, 1)[0]}",
         verdict=f"{min(ratios.values()):.2f} to {max(ratios.values()):.2f}× of the best colocated "
-        f"GPU with equal kernels, by the split; {against_old:.1f}× against 2024's kernels",
+        f"GPU with equal kernels, by the split; {against_old:.1f}× against 2024's kernels under a "
+        "limit they hardly keep",
         reproduction=f"with equal kernels, and {SHARE:.0%} of the requests within TTFT "
         f"{ttft:.0f} ms and a mean of {tpot:.0f} ms a token, a colocated GPU carries {base:.2f} "
         f"requests/s; 1P1D carries {found['1P1D']:.2f} a GPU ({ratios['1P1D']:.2f}×), the best "
         f"split, {best}, {found[best]:.2f} ({ratios[best]:.2f}×). Nothing near 7.4×.",
-        breaking="what it is compared with. Against the kernels of a 2024 system, at a tighter "
-        f"TTFT of {TIGHT['ttft'] * 1e3:.0f} ms, the same split is {against_old:.1f}×. The split: "
+        breaking="what it is compared with. Against the kernels of a 2024 system the same split "
+        f"is {loosely:.2f}×, and {against_old:.1f}× when the limit on TTFT is "
+        f"{TIGHT['ttft'] * 1e3:.0f} ms, which those kernels hardly keep. The split: "
         f"{min(plain.values()):.2f} to {max(plain.values()):.2f}×. The length of the run: with "
         f"{FEW} requests in all, 2P3D seems to carry {few['2P3D'] / base:.2f}×, because five GPUs "
         f"have served them before a queue can build up; with {COUNT} a GPU it is "
         f"{ratios['2P3D']:.2f}×. And the link: 2P1D carries {slow:.2f} at {LINKS[0] / 1e9:g} GB/s "
         f"and {fast:.2f} at {LINKS[-1] / 1e9:g}.",
         honest=(
-            "7.4× mixes a policy, other kernels, the choice of parallelism and a tight limit. Say "
-            "which of them a factor is due to.",
+            "7.4× mixes a policy, other kernels, the choice of parallelism and a limit at the edge "
+            "of what the baseline can do at all. Say which of them a factor is due to.",
             "Separate phases keep long prompts from delaying tokens; chunked prefill does that "
             "too, on one GPU and without moving KV.",
             "The split must fit the traffic, and whole GPUs make it lumpy: one too few for prefill "
@@ -159,6 +161,8 @@ def reproduce(settings: Settings) -> Findings:
                 {"": "", "requests/s a GPU": ".2f", "×": ".2f"},
                 (
                     (f"2P3D, {FEW} requests in all", few["2P3D"], few["2P3D"] / base),
+                    (f"{OLD_KERNELS}, TTFT {ttft:.0f} ms", old_loose, 1.0),
+                    (f"{best}, TTFT {ttft:.0f} ms", found[best], loosely),
                     (OLD_KERNELS + f", TTFT {TIGHT['ttft'] * 1e3:.0f} ms", old[OLD_KERNELS], 1.0),
                     (f"{best}, TTFT {TIGHT['ttft'] * 1e3:.0f} ms", old[best], against_old),
                 ),
@@ -198,7 +202,8 @@ def reproduce(settings: Settings) -> Findings:
             "ratio_worst": min(ratios.values()),
             "ratio_2p3d": ratios["2P3D"],
             "ratio_2p3d_few_requests": few["2P3D"] / base,
-            "ratio_against_2024": against_old,
+            "ratio_against_2024": loosely,
+            "ratio_against_2024_tight": against_old,
             **{f"link_{link / 1e9:g}_gb_s": rate for link, rate in links.items()},
         },
     )

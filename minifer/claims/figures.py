@@ -65,7 +65,7 @@ def _height(panel: Panel) -> float:
 
 def _draw_curves(axes: Axes, panel: CurvePanel) -> None:
     for curve, (colour, marker, _) in zip(panel.curves, _STYLES, strict=False):
-        style = {"color": colour, "marker": marker, "markersize": 5}
+        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5}
         line = "" if curve.points else "-"
         axes.plot(curve.x, curve.y, linestyle=line, label=curve.label, **style)
         empty = [(curve.x[i], curve.y[i]) for i in curve.hollow]

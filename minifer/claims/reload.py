@@ -79,7 +79,7 @@ def reproduce(settings: Settings) -> Findings:
     nvme, disk = TIERS["one NVMe"], TIERS["one slow disk"]
     losing = [tier for tier, speed in TIERS.items() if speed < big]
     published = mooncake_cases()
-    rows = []
+    rows: list[tuple[str | float, ...]] = []
     for machine in MACHINES:
         kv, computing = machine.kv_bytes(TOKENS), machine.recompute(TOKENS)
         cells = [

@@ -140,7 +140,9 @@ def reproduce(settings: Settings) -> Findings:
         tables.append(table)
         said = f" On {settings.trace.name}: {rates}."
     return Findings(
-        basis=f"simulated, {STEPS.source}: two nodes, contexts of 84,000 tokens, 10 % of them new, "
+        basis=f"simulated, step times assumed ({STEPS.prefill.fixed * 1e3:.0f} ms, "
+        f"{STEPS.prefill.per_token * 1e6:.0f} µs a token, and attention): two nodes, contexts of "
+        "84,000 tokens, 10 % of them new, "
         f"KV loaded at {STORE.bandwidth / 1e9:.0f} GB/s, {SECONDS:.0f} s, seeds "
         f"{seeds(settings, 4)}",
         verdict=f"{gain[HARD]:+.0%} when 90 % of all requests count, {both_gain[HARD]:+.0%} when "
@@ -158,10 +160,12 @@ def reproduce(settings: Settings) -> Findings:
         honest=(
             "The published figure is sustainable throughput of long contexts under mixed load, "
             "not speed, and against a baseline without ordering.",
-            "30 to 40 % can be had with about 10 % cold prompts, two nodes, FCFS and a condition "
-            "that warm requests dominate.",
+            "A gain of this kind needs about 10 % cold prompts, few nodes, FCFS and a condition "
+            "that warm requests dominate. Four runs of ten minutes leave it uncertain by several "
+            "points: try another --seed.",
             "A partition isolates short prompts from long ones. So does ordering, without giving "
-            "half of the nodes away: prefill lengths are known when a request comes.",
+            "half of the nodes away: prefill lengths are known when a request comes. Every chunk "
+            f"costs a step's fixed {STEPS.prefill.fixed * 1e3:.0f} ms here.",
             "A median proves nothing here: past saturation it still looks fine ("
             f"{', '.join(overloaded) or 'none'}), while cold requests wait for ever.",
             "Soft is better than hard: a warm prompt may take a cold node that is idle.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from minifer.claims.claim import Settings
@@ -14,9 +15,11 @@ def seeds(settings: Settings, count: int) -> tuple[int, ...]:
 
 
 def shown(capacity: Capacity, base: Capacity | None = None) -> str:
-    """A rate; "!" where the run is past saturation, so that its condition proves nothing."""
-    text = f"{capacity.rate:.2f}{'!' if capacity.unstable else ''}"
-    return text if base is None else f"{text} ({change(capacity, base):+.0%})"
+    """A rate; "≥" if no higher one was tried, "!" where the run is past saturation, so that its
+    condition proves nothing."""
+    least = "≥" if math.isinf(capacity.failed) else ""
+    text = f"{least}{capacity.rate:.2f}{'!' if capacity.unstable else ''}"
+    return text if base is None or base is capacity else f"{text} ({change(capacity, base):+.0%})"
 
 
 def change(capacity: Capacity, base: Capacity) -> float:

@@ -203,9 +203,9 @@ def test_s10_s11_the_whole_claim() -> None:
     check_complete("disaggregation", findings)
     values = findings.values
     assert values["ratio_1p1d"] == pytest.approx(0.76, abs=0.1)
-    assert values["ratio_best"] < 1.0
+    assert values["ratio_1p1d"] < values["ratio_best"] < 1.0
     assert values["ratio_2p3d_few_requests"] > values["ratio_2p3d"]
-    assert values["ratio_against_2024"] > 1.3
+    assert values["ratio_against_2024_tight"] > 1.3 > values["ratio_against_2024"]
     sweep = [values[f"link_{link / 1e9:g}_gb_s"] for link in disaggregation.LINKS]
     assert sweep[0] < sweep[1] < sweep[2]
     assert sweep[2] >= 0.9 * sweep[-1]
