@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
-from minifer.cli.output_files import PICTURES, check_output
+from minifer.cli.output_files import PICTURES, check_output, save_figure
 from minifer.cli.parser import (
     Parser,
     add_command,
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     with session.few_collections():
         from minifer.serving.replicas.run import prompt_reader
         from minifer.simulation.routing_bench import bench_routing
-        from minifer.simulation.routing_report import save_plot, table
+        from minifer.simulation.routing_report import draw, table
     reader = prompt_reader(config)
     count = arguments.replicas * len(arguments.policies)
     session.note(f"starting {count} engines, {arguments.replicas} for each policy")
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.model}: {arguments.sessions} conversations of {arguments.turns} turns, "
             f"{arguments.replicas} replicas"
         )
-        save_plot(arguments.plot, measured, title)
+        save_figure(draw(measured, title), arguments.plot)
     return 0
 
 

@@ -101,11 +101,11 @@ def check(arguments: argparse.Namespace, config: EngineConfig) -> EngineConfig:
         from minifer.serving.disaggregation.split import Split
 
         split = Split.of(arguments.disaggregate)
-        if split.prefill > 1 and getattr(arguments, "kv_port", 0):
+        if split.prefill > 1 and vars(arguments).get("kv_port", 0):
             raise ValueError(
                 f"--kv-port must be 0 for several prefill workers, got {arguments.kv_port}"
             )
-        if getattr(arguments, "min_hand_over", 0) < 0:
+        if vars(arguments).get("min_hand_over", 0) < 0:
             raise ValueError(f"--min-hand-over must be at least 0, got {arguments.min_hand_over}")
     transfer_settings(arguments)  # which checks what was given
     if config.kv_write_policy != "through":

@@ -65,7 +65,7 @@ class Server:
         self.open_requests = OpenRequests(settings.max_queue)
         self.metrics = ServerMetrics(llm, self.model_name)
         if worker is not None:
-            self.metrics.registry.register(worker.collector(self.model_name))  # type: ignore[arg-type]
+            self.metrics.registry.register(worker.collector(self.model_name))
         self.hub = EventHub()
         self.kv_subscription: KVSubscription | None = None
         self.token_bytes = TokenBytes(self.tokenizer)

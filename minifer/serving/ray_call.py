@@ -50,7 +50,7 @@ class Call:
     avoid: tuple[str, ...] = ()
     only: str | None = None
     replicas: tuple[str, ...] = ()
-    on_first_token: Callable[[], None] | None = None
+    on_first_token: Callable[[], object] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels; the router and what it alone reads stay in the front door's process."""

@@ -44,5 +44,5 @@ class RayMetrics:
     def text(self, pages: Mapping[str, str]) -> bytes:
         """Prometheus' format. pages: replica → its own page, whose every sample gets its name."""
         registry = CollectorRegistry()
-        registry.register(Pages(pages))  # type: ignore[arg-type]
+        registry.register(Pages(pages))
         return generate_latest(self.registry) + generate_latest(registry)

@@ -177,8 +177,8 @@ class Replica:
             return None
         had = len(scheduler.running)
         plan = scheduler.schedule()
-        for request in plan.preempted:
-            self._preempted(cast(SimRequest, request))
+        for preempted in plan.preempted:
+            self._preempted(cast(SimRequest, preempted))
         if not plan:
             return None
         self.plan, self._started = plan, now

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minifer.perf.load import metrics
@@ -14,6 +13,7 @@ from minifer.simulation.routing_bench import RoutingBench, summarize_predicted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Metric → what it is called, and how it is shown.
 ROWS: Mapping[str, tuple[str, float, str]] = {
@@ -91,11 +91,9 @@ def _notes(bench: RoutingBench) -> list[str]:
     return ["", *(f"note: {note}" for note in notes)]
 
 
-def save_plot(path: str | Path, bench: RoutingBench, title: str) -> None:
+def draw(bench: RoutingBench, title: str) -> Figure:
     """How TTFT is distributed, measured and simulated; and how many prompt tokens were computed."""
     from matplotlib.figure import Figure
-
-    from minifer.cli.output_files import save_figure
 
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     figure.suptitle(title, fontsize=11)
@@ -124,7 +122,7 @@ def save_plot(path: str | Path, bench: RoutingBench, title: str) -> None:
     right.set_xticks(range(len(colours)), list(colours))
     right.set_ylabel("prompt tokens computed in a round")
     right.set_title("filled: measured, hatched: simulated", fontsize=9)
-    save_figure(figure, path)
+    return figure
 
 
 def _measured(runs: Sequence[LoadRun]) -> list[float]:

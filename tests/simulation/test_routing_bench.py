@@ -30,7 +30,7 @@ from minifer.simulation.routing_bench import (
     summarize,
     summarize_predicted,
 )
-from minifer.simulation.routing_report import save_plot, table
+from minifer.simulation.routing_report import draw, table
 from minifer.simulation.step_times import FixedSteps
 
 P = 16
@@ -150,7 +150,7 @@ def test_the_table_shows_measured_and_simulated_side_by_side():
 def test_the_picture_says_what_is_simulated(tmp_path: Path):
     pytest.importorskip("matplotlib")
     bench = bench_of(["round_robin", "prefix_affinity"])
-    save_plot(tmp_path / "route.svg", bench, "two policies")
+    draw(bench, "two policies").savefig(tmp_path / "route.svg")
     assert (tmp_path / "route.svg").stat().st_size > 5_000
 
 

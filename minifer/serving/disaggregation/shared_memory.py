@@ -48,7 +48,9 @@ class Segment:
         return self._memory.name
 
     def write(self, offset: int, content: Bytes) -> None:
-        self._memory.buf[offset : offset + len(content)] = content
+        buffer = self._memory.buf
+        assert buffer is not None  # only once it is closed
+        buffer[offset : offset + len(content)] = content
 
     def take_name_away(self) -> None:
         """The other side has opened it, or never will. Twice is once."""

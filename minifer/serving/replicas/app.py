@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -198,7 +198,7 @@ async def _health_generate(request: Request) -> Response:
     return JSONResponse({"status": "ok", "seconds": max(seconds.values()), "replicas": seconds})
 
 
-async def _all(asking: list[Awaitable[httpx.Response]]) -> list[Any]:
+async def _all(asking: Sequence[Awaitable[httpx.Response]]) -> list[Any]:
     return await asyncio.gather(*asking, return_exceptions=True)
 
 

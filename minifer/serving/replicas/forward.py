@@ -84,7 +84,7 @@ async def answer_of(errand: AnyErrand) -> Response:
 class _ForwardedStream(EventStream):
     """Leaves the replica when it is over, even if it never began."""
 
-    def __init__(self, errand: Errand) -> None:
+    def __init__(self, errand: AnyErrand) -> None:
         super().__init__(_stream(errand), headers=errand.labels)
         self._errand = errand
 

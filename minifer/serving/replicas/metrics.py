@@ -47,7 +47,7 @@ class RouterMetrics:
             name: Counter(PREFIX + name, text, labels, registry=self.registry)
             for name, (text, labels) in COUNTERS.items()
         }
-        self.registry.register(_States(replicas, router))  # type: ignore[arg-type]
+        self.registry.register(_States(replicas, router))
         for replica in replicas:
             for name, (_, labels) in COUNTERS.items():
                 if labels == ("replica",):  # a counter that begins with its first event hides it
@@ -63,7 +63,7 @@ class RouterMetrics:
     def text(self, pages: Mapping[str, str]) -> bytes:
         """Prometheus' format. pages: replica → its own page, whose every sample gets its name."""
         registry = CollectorRegistry()
-        registry.register(Pages(pages))  # type: ignore[arg-type]
+        registry.register(Pages(pages))
         return generate_latest(self.registry) + generate_latest(registry)
 
 

@@ -38,7 +38,7 @@ def data_of(event: bytes) -> Any:
 def is_opening(event: bytes) -> bool:
     """Does it only announce a reply? Such events a chat stream begins with, before any token."""
     data = data_of(event)
-    choices = data.get("choices") if data else None
+    choices = (data.get("choices") if data else None) or []
     return bool(choices) and all(
         choice.get("delta") == {"role": "assistant", "content": ""}
         and choice.get("finish_reason") is None
