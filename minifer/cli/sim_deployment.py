@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from minifer.cli import session
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 STEPS = "distserve-opt-13b-a100-tp1"
 _KV_TOKENS = 65_536  # of a node: what is left beside the weights of OPT-13B, about
+_DECODE_ROUTER = "least_load"
+_STORE_SPEED = 50.0  # GB/s
 _LONGEST = 4  # requests of the longest kind that fit in any case
 
 
@@ -38,10 +41,10 @@ def add_deployment_options(parser: Parser) -> None:
     add("--steps", default=STEPS, help=f"seconds of a step (default: {STEPS})")
     add("--decode-steps", metavar="STEPS", help="of decode nodes, if they are of another kind")
     add("--router", default="least_work", help="NAME[:OPTION=VALUE,…] (default: least_work)")
-    add("--decode-router", metavar="ROUTER", default="least_load", help="(default: least_load)")
+    add("--decode-router", metavar="ROUTER", help=f"(default: {_DECODE_ROUTER})")
     add("--link", type=float, metavar="GB/S", help="KV from prefill to decode nodes (default: ∞)")
     add("--store-tokens", type=int, default=0, metavar="N", help="of a store that all nodes share")
-    add("--store", type=float, default=50.0, metavar="GB/S", help="loading from it (default: 50)")
+    add("--store", type=float, metavar="GB/S", help=f"loading from it (default: {_STORE_SPEED:g})")
     add("--kv-bytes", type=float, metavar="N", help="of a token (default: of the steps' model)")
     add("--reject", type=float, metavar="S", help="refuse what would wait longer for TTFT")
     add("--list", action="store_true", help="print the names of steps and routers, and end")
@@ -73,28 +76,48 @@ def cluster_of(arguments: argparse.Namespace, traffic: Workload) -> Cluster:
     requests = list(requests_of(traffic))
     engine = _engine(arguments, max(r.prompt_len + r.output_len for r in requests))
     stored = any(request.stored_len for request in requests)
+    _check_effect(arguments, counts, stored)
     store = _store(arguments, stored)
     nodes: list[NodeSpec] = []
     for role, count in counts.items():
         decodes = role == Role.DECODE.value
         steps = arguments.decode_steps if decodes and arguments.decode_steps else arguments.steps
         level = () if decodes else store
-        nodes += identical(count, find_steps(steps), engine, role=Role(role), store=level)
+        alike = identical(count, find_steps(steps), engine, role=Role(role), store=level)
+        nodes += (replace(node, in_tokens=True) for node in alike)  # as an engine does
     kv_bytes = arguments.kv_bytes
     if kv_bytes is None:
         kv_bytes = find_kv_bytes(arguments.steps) or 0.0
         moves = store or Role.DECODE.value in counts
         if not kv_bytes and moves:
             session.note("KV moves at no cost: these steps name no model, give --kv-bytes")
+    if not counts.keys() & {Role.MIXED.value, Role.DECODE.value}:
+        session.note("no node decodes: each request ends with its first token")
     return Cluster(
         tuple(nodes),
         router=arguments.router,
-        decode_router=arguments.decode_router,
+        decode_router=arguments.decode_router or _DECODE_ROUTER,
         seed=arguments.seed,
         link=Link(_bytes_per_second("--link", arguments.link)),
         kv_bytes=kv_bytes,
         rejection=None if arguments.reject is None else PredictedTTFT(arguments.reject),
     )
+
+
+def _check_effect(arguments: argparse.Namespace, counts: dict[str, int], stored: bool) -> None:
+    """Raises `ValueError` for an option that would change nothing in this deployment."""
+    has_store = stored or arguments.store_tokens > 0
+    apart = "decode" in counts
+    decode, store = "--roles with decode nodes", "a store: give --store-tokens"
+    for option, given, works, needs in (
+        ("--link", arguments.link, apart, decode),
+        ("--decode-steps", arguments.decode_steps, apart, decode),
+        ("--decode-router", arguments.decode_router, apart, decode),
+        ("--store", arguments.store, has_store, store),
+        ("--kv-bytes", arguments.kv_bytes, apart or has_store, f"{decode}, or {store}"),
+    ):
+        if given is not None and not works:
+            raise ValueError(f"{option} needs {needs}; without, it changes nothing")
 
 
 def _counts(arguments: argparse.Namespace) -> dict[str, int]:
@@ -125,10 +148,11 @@ def _engine(arguments: argparse.Namespace, longest: int) -> EngineConfig:
     from minifer.simulation.arrivals import BLOCK
 
     given: dict[str, Any] = {"block_size": BLOCK, **engine_fields(arguments)}
-    if given.get("num_kv_blocks") is None:
-        needed = _LONGEST * -(-longest // given["block_size"])
-        given["num_kv_blocks"] = max(_KV_TOKENS // given["block_size"], needed)
-    return EngineConfig.from_kwargs(**given)
+    config = EngineConfig.from_kwargs(**given)
+    if config.num_kv_blocks is not None:
+        return config
+    needed = _LONGEST * -(-longest // config.block_size)
+    return replace(config, num_kv_blocks=max(_KV_TOKENS // config.block_size, needed))
 
 
 def _store(arguments: argparse.Namespace, stored: bool) -> tuple[StoreLevel, ...]:
@@ -136,7 +160,8 @@ def _store(arguments: argparse.Namespace, stored: bool) -> tuple[StoreLevel, ...
 
     if not stored and not arguments.store_tokens:
         return ()
-    speed = _bytes_per_second("--store", arguments.store)
+    given = _STORE_SPEED if arguments.store is None else arguments.store
+    speed = _bytes_per_second("--store", given)
     return (StoreLevel("store", arguments.store_tokens, speed, shared=True),)
 
 

@@ -31,11 +31,17 @@ def run_table(m: RunMetrics) -> str:
         if p is not None:
             values = "".join(f"{_seconds(x):>10}" for x in (p.mean, p.p50, p.p90, p.p99, p.max))
             rows.append(f"  {title:14}{values}{p.count:9}")
-    ended = f"{m.num_finished} of {m.num_requests} requests in {m.seconds:.0f} s of arrivals"
-    rows.append(f"  finished      {ended}, {m.offered:.3g} a second, {m.num_rejected} refused")
-    if m.attainment is not None and m.goodput is not None:
-        rows.append(f"  within SLO    {_interval(m.attainment, percent=True)} of them")
-        rows.append(f"  goodput       {_interval(m.goodput)} requests/s")
+    came = f"in {m.seconds:.0f} s of arrivals, {m.offered:.3g} a second"
+    ended = f"{m.num_finished} of {m.num_requests} requests"
+    rows.append(
+        f"  finished      {ended} {came if m.seconds else 'that came at once'}, "
+        f"{m.num_rejected} refused"
+    )
+    if m.attainment is not None:
+        shown = _interval(m.attainment, percent=True)
+        rows.append(f"  within SLO    {shown} of them, with the 95 % interval")
+    if m.goodput is not None:
+        rows.append(f"  goodput       {_interval(m.goodput)} requests/s within the SLO")
     rows.append(f"  hit rate      {m.hit_rate:.1%} of the prompt tokens")
     rows.append(
         f"  starvation    {_seconds(m.starvation_age)} was the longest wait for a first step"
@@ -56,7 +62,7 @@ def run_table(m: RunMetrics) -> str:
 
 
 def rates_table(runs: Mapping[float, RunMetrics]) -> str:
-    """A line a rate."""
+    """A line a rate, and what the columns are."""
     header = f"  {'requests/s':>10}{'TTFT p50':>10}{'p90':>9}{'p99':>9}{'gap p99':>9}"
     rows = [f"{header}{'queue':>9}{'hits':>7}  within SLO"]
     for rate, m in sorted(runs.items()):
@@ -68,6 +74,10 @@ def rates_table(runs: Mapping[float, RunMetrics]) -> str:
         rows.append(
             f"  {rate:10.3g} {values}{m.saturation.queue[1]:9.1f}{m.hit_rate:7.0%}  {slo}{flag}"
         )
+    rows += [
+        "  gap: the longest of a request; queue: requests that wait, mean of the second half;",
+        "  hits: of the prompt tokens; [ ]: 95 % interval",
+    ]
     return "\n".join(rows)
 
 

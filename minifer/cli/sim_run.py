@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from argparse import ArgumentTypeError
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _WORKLOAD = "azure-short"
 _LOW = 1 / 64  # of the rate that a search begins with
 _SIMULATED = "simulated"
+_RUNS = 3
 
 
 def add(simulations: Any) -> None:
@@ -75,7 +77,7 @@ def add(simulations: Any) -> None:
     )
     add_option("--warmup", type=float, default=0.0, metavar="S", help="seconds that do not count")
     add_option("--capacity", type=float, metavar="SHARE", help="of requests that meet the SLO")
-    add_option("--runs", type=int, default=3, metavar="N", help="seeds of a search (default: 3)")
+    add_option("--runs", type=int, metavar="N", help=f"seeds of a search (default: {_RUNS})")
     add_option("--processes", type=int, metavar="N", help="of a search (default: one a core)")
     add_option("--json", type=Path, metavar="FILE", help="write every figure there")
     add_option("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
@@ -113,8 +115,12 @@ def run(arguments: argparse.Namespace) -> int:
             save_figure(plot.draw_run(result, metrics, title, slo), arguments.plot)
         else:
             save_figure(plot.draw_rates(runs, title), arguments.plot)
-    _write(arguments, cluster, {"rates": {str(rate): m.to_dict() for rate, m in runs.items()}})
+    _write(arguments, cluster, {"rates": {_key(rate): m.to_dict() for rate, m in runs.items()}})
     return 0
+
+
+def _key(rate: float) -> str:
+    return str(rate) if math.isfinite(rate) else "all at once"
 
 
 def _search(
@@ -131,7 +137,7 @@ def _search(
         high = 4 * (len(trace.rows) - 1) / max(trace.rows[-1].time, 1e-9)
     else:
         high = 4 * WORKLOADS[arguments.workload].rate
-    seeds = range(arguments.seed, arguments.seed + arguments.runs)
+    seeds = range(arguments.seed, arguments.seed + (arguments.runs or _RUNS))
     with new_pool(arguments.processes) as pool:
         found = find_capacity(
             study,
@@ -164,6 +170,10 @@ def _title(arguments: argparse.Namespace, cluster: Cluster) -> str:
     if arguments.decode_steps:
         steps += f" and {arguments.decode_steps}"
     router = f", router {arguments.router}" if len(cluster.nodes) > 1 else ""
+    if arguments.link is not None:
+        router += f", link {arguments.link:g} GB/s"
+    if cluster.nodes[0].store:
+        router += f", store {cluster.nodes[0].store[0].bandwidth / 1e9:g} GB/s"
     policy = engine.scheduling_policy + ("" if engine.enable_chunked_prefill else ", whole prompts")
     return (
         f"{_SIMULATED}: {name_of(arguments)} on {shown}, steps {steps}, {policy}, "
@@ -199,6 +209,8 @@ def _check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and not value >= least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
+        if value is not None and name != "warmup" and arguments.capacity is None:
+            raise ValueError(f"--{name} is for a search: give --capacity, or leave it out")
 
 
 def _rates(text: str) -> list[float]:

@@ -95,6 +95,8 @@ def check_traffic(arguments: argparse.Namespace, default: str | None = None) -> 
         raise ValueError("--max-total-len is for a --trace")
     if arguments.requests is not None and arguments.requests < 1:
         raise ValueError(f"--requests must be at least 1, got {arguments.requests}")
+    if arguments.seed < 0:
+        raise ValueError(f"--seed must be at least 0, got {arguments.seed}")
     if arguments.trace is None and arguments.workload is None:
         arguments.workload = default
 

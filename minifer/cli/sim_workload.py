@@ -54,6 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     check_traffic(arguments)
     for option, file in (("--out", arguments.out), ("--json", arguments.json)):
         check_output(option, file)
+    if arguments.workload is None and arguments.trace is None:
+        for name in ("rate", "out", "json", "requests"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"--{name} needs a workload's NAME or a --trace")
     from minifer.simulation.workload_statistics import describe, requests_of
     from minifer.simulation.workloads import WORKLOADS
 
@@ -80,7 +84,7 @@ def table(s: WorkloadStatistics) -> str:
     sessions = f" of {s.num_sessions} sessions" if s.num_sessions < s.num_requests else ""
     rows = [
         ("requests", f"{s.num_requests}{sessions}"),
-        ("arrivals", f"{s.rate:.3g} a second over {s.seconds:.0f} s, CV of the gaps {s.cv:.2f}"),
+        ("arrivals", _arrivals(s)),
         ("prompt", _lengths(s.prompt)),
         ("output", _lengths(s.output)),
         (
@@ -97,6 +101,14 @@ def table(s: WorkloadStatistics) -> str:
     if s.stored:
         rows.append(("stored", f"{s.stored:.1%} of the prompt tokens, by assumption"))
     return "\n".join(f"  {name:10}{value}" for name, value in rows)
+
+
+def _arrivals(s: WorkloadStatistics) -> str:
+    if not s.seconds:
+        return "all at once"
+    what = "new sessions " if s.num_arrivals < s.num_requests else ""
+    rate = f"{s.rate:.3g} {what}a second over {s.seconds:.0f} s"
+    return f"{rate}, CV of the gaps {s.cv:.2f}"
 
 
 def _lengths(s: LengthStatistics) -> str:

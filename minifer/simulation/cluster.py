@@ -126,6 +126,12 @@ class Cluster:
             raise ValueError(f"kv_bytes must be at least 0 bytes a token, got {self.kv_bytes}")
         if all(node.role is Role.DECODE for node in self.nodes):
             raise ValueError("nodes must have one that prefills, got decode nodes alone")
+        roles = {node.role for node in self.nodes}
+        if Role.DECODE in roles and not roles & {Role.PREFILL, Role.PRE_PREFILL}:
+            raise ValueError(
+                "decode nodes need prefill nodes that send to them, and mixed nodes send nothing, "
+                f"got nodes {names}"
+            )
         for name in ("router", "decode_router"):
             self.make_router(name)
 

@@ -71,6 +71,8 @@ def fit_steps(log: Sequence[LoggedStep], source: str = "") -> StepFit:
     for name in FEATURES:
         if not any(columns[name]):
             left_out[name] = "the log has none"
+        elif len(steps) <= len(chosen) + 1:
+            left_out[name] = "the log has too few steps to check it"
         elif not _can_tell(columns, [*chosen, name], seconds):
             left_out[name] = "the log cannot tell it from the others"
         else:

@@ -18,6 +18,16 @@ class Interval:
     high: float
 
 
+def share_interval(met: Sequence[bool], seed: int = 0, *, level: float = 0.95) -> Interval:
+    """Of a share, as `mean_interval`. All or none say nothing by being drawn again: then the other
+    end is the share at which n independent values come out so once in 1 / (1 - level) times (about
+    3 / n, the "rule of three")."""
+    if len(set(met)) != 1:
+        return mean_interval([float(one) for one in met], seed, level=level)
+    edge = (1 - level) ** (1 / len(met))
+    return Interval(1.0, edge, 1.0) if met[0] else Interval(0.0, 0.0, 1 - edge)
+
+
 def mean_interval(
     values: Sequence[float], seed: int = 0, *, level: float = 0.95, resamples: int = 1_000
 ) -> Interval:

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from minifer.perf.load.metrics import SLO_METRICS, STATISTICS, percentile
-from minifer.simulation.intervals import Interval, mean_interval
+from minifer.simulation.intervals import Interval, share_interval
 from minifer.simulation.result import RequestRecord, SimulationResult
 from minifer.simulation.saturation import Saturation, saturation_of
 
@@ -63,7 +63,8 @@ class Percentiles:
 class RunMetrics:
     """Of the requests that came after the warm-up; utilisation of the whole run, node → share.
 
-    seconds: in which they came. offered: requests a second in them.
+    seconds: in which they came. offered: requests a second in them; infinity, and no goodput,
+    where all came at once. attainment, goodput: None without an SLO.
     """
 
     num_requests: int
@@ -112,9 +113,11 @@ def measure(
     attainment = goodput = None
     if slo:
         met = [meets(record, slo, cold) for record in records]
-        attainment = mean_interval(met, seed)
-        rate = (len(records) - 1) / seconds if seconds else math.nan
-        goodput = Interval(*(x * rate for x in (attainment.value, attainment.low, attainment.high)))
+        attainment = share_interval(met, seed)
+        if seconds:  # else there is no rate
+            rate = (len(records) - 1) / seconds
+            ends = (attainment.value, attainment.low, attainment.high)
+            goodput = Interval(*(x * rate for x in ends))
     prompt = sum(record.prompt_len for record in records)
     return RunMetrics(
         num_requests=len(records),
@@ -222,6 +225,8 @@ def parse_limits(texts: Sequence[str]) -> dict[str, float]:
             limit = float(number)
         except ValueError:
             limit = math.nan
+        if name in slo:
+            raise ValueError(f"slo must name each limit once, got {name} twice")
         if name not in LIMITS or not limit > 0:
             raise ValueError(
                 f"slo must be NAME=SECONDS with a name of {', '.join(LIMITS)}, got {text!r}"

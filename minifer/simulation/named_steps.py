@@ -68,8 +68,12 @@ def _roofline(text: str) -> RooflineSteps:
             f"{', '.join(MODELS)}, got roofline:{text}"
         )
     efficiency = _number("the efficiency of steps", rest[1]) if len(rest) > 1 else 1.0
-    num_devices = int(_number("the number of devices", rest[2])) if len(rest) > 2 else 1
-    return RooflineSteps(MODELS[model], find_device(rest[0]), efficiency, efficiency, num_devices)
+    num_devices = _number("the number of devices", rest[2]) if len(rest) > 2 else 1
+    if not float(num_devices).is_integer():
+        raise ValueError(f"the number of devices must be an integer, got {rest[2]}")
+    return RooflineSteps(
+        MODELS[model], find_device(rest[0]), efficiency, efficiency, int(num_devices)
+    )
 
 
 def _number(name: str, text: str) -> float:

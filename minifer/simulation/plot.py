@@ -122,7 +122,7 @@ def _draw_in_system(axes: Any, result: SimulationResult) -> None:
     axes.step(times, counts, color=BLUE, where="post")
     axes.fill_between(times, counts, step="post", color=BLUE, alpha=0.15)
     axes.axvline(result.requests[-1].arrived, color=GREY, lw=0.8, ls=":", label="last arrival")
-    axes.set(xlabel="time (s)", ylabel="requests in the system", title="queue")
+    axes.set(xlabel="time (s)", ylabel="requests in the system", title="load")
 
 
 def in_system(records: Sequence[RequestRecord]) -> tuple[list[float], list[int]]:

@@ -37,10 +37,12 @@ def record(
     where the workload's blocks are; its answer has as many as the workload says. seed: of the
     tokens. sleep: waits for seconds of the engine's clock.
 
-    Raises `ValueError` when the engine refuses a request, or one is open in it already.
+    Raises `ValueError` for a request that is longer than the engine takes, before anything is
+    served, and when one is open in it already.
     """
     if engine.has_unfinished_requests:
         raise ValueError("the engine must have no open requests before it is recorded")
+    _check(engine, workload)
     prompts = _Prompts(workload, engine.limits.vocab_size, seed)
     sink, clock = ListSink(), engine.events.clock
     sink.write(config_event(engine))
@@ -99,6 +101,18 @@ def config_event(engine: Engine) -> Event:
     }
     settings["num_kv_blocks"] = engine.kv.pool.num_blocks
     return Event(0.0, 0, None, "engine", CONFIG, None, settings)
+
+
+def _check(engine: Engine, workload: Workload) -> None:
+    most = engine.limits.max_total_tokens
+    for item in workload:
+        for request in item.turns if isinstance(item, Conversation) else (item,):
+            if request.prompt_len + request.output_len > most:
+                raise ValueError(
+                    f"{request.request_id} has {request.prompt_len} + {request.output_len} tokens, "
+                    f"the engine takes {most}: choose shorter traffic, or leave long rows of a "
+                    "trace out with --max-total-len"
+                )
 
 
 def _params(request: Arrival) -> SamplingParams:

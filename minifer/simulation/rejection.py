@@ -38,11 +38,21 @@ class Rejection(Protocol):
         ...
 
 
+def _check_limit(limit: float, unit: str) -> None:
+    if not limit > 0:
+        raise ValueError(
+            f"the limit above which requests are refused must be above 0 {unit}, got {limit}"
+        )
+
+
 @dataclass(frozen=True)
 class PredictedTTFT:
     """Refuse what would wait longer than `limit` seconds for its first token."""
 
     limit: float
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit, "seconds")
 
     def reason(self, outlook: Outlook) -> str:
         return "ttft" if outlook.ttft > self.limit else ""
@@ -58,6 +68,11 @@ class DecodeLoad:
 
     limit: float
     decode_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit, "requests a decode node")
+        if self.decode_seconds is not None and not self.decode_seconds > 0:
+            raise ValueError(f"decode_seconds must be above 0 or None, got {self.decode_seconds}")
 
     def reason(self, outlook: Outlook) -> str:
         load = outlook.decoding

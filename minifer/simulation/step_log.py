@@ -14,6 +14,7 @@ The log is what `JSONLSink` writes: `minifer sim record`, `minifer trace --jsonl
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,7 @@ class _Reader:
         self._num_failed = 0
         self._config: Mapping[str, Any] | None = None
         self._start: float | None = None  # of the step that is going on
+        self._latest = -math.inf  # start of a step
         self._chunks: dict[str, Chunk] = {}
         self._whole = self._forward = 0.0
         self._busy = False  # were requests open when the last step ended?
@@ -163,6 +165,12 @@ class _Reader:
 
     def _add_step(self, event: Event) -> None:
         if event.name == "step.started":
+            if event.time < self._latest:
+                raise _LogError(
+                    f"step {event.step} started at {event.time:g} s, after one at "
+                    f"{self._latest:g} s: the lines are not in order, or of several recordings"
+                )
+            self._latest = event.time
             self._num_failed += self._start is not None
             if self._busy and self._steps:  # what lies between two steps is a step's too
                 last = self._steps[-1]

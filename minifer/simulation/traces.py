@@ -66,14 +66,20 @@ def trace_workload(trace: Trace, *, rate: float | None = None) -> list[Arrival]:
     slower for it; None: as recorded.
 
     Blocks become the simulator's: several of a finer trace are one, and what does not fill one at
-    the end of a prompt has no name. Raises `ValueError` for a rate that is not above 0, or for
-    blocks that do not divide those of the simulator.
+    the end of a prompt has no name. Raises `ValueError` for a rate that is not above 0 or
+    that rows which all come at once cannot have, and for blocks that do not divide those of the
+    simulator.
     """
     if rate is not None and not rate > 0:
         raise ValueError(f"rate must be above 0, got {rate}")
     if BLOCK % trace.hash_block:
         raise ValueError(f"blocks of {trace.hash_block} tokens do not divide those of {BLOCK}")
     span, count = trace.rows[-1].time, len(trace.rows)
+    if rate is not None and count > 1 and not span:
+        raise ValueError(
+            f"rate={rate:g} needs a trace whose rows come one after the other, all {count} come at "
+            "the same time"
+        )
     stretch = 1.0 if rate is None or not span else (count - 1) / span / rate
     names: dict[tuple[int, tuple[int, ...]], int] = {}
     each = BLOCK // trace.hash_block

@@ -44,7 +44,8 @@ class LengthStatistics:
 class WorkloadStatistics:
     """seconds: from the first to the last arrival; of conversations, of their first turns only.
 
-    rate: arrivals a second in them. cv: coefficient of variation of the gaps between arrivals.
+    num_arrivals: requests, or first turns where the others wait for answers. rate: arrivals a
+    second in them, infinity where all come at once. cv: coefficient of variation of their gaps.
     correlation: of prompt and output lengths; log_correlation: of their logarithms.
     bound: share of prompt blocks, the last one included, that a cache without limit would find;
     token_bound: the same by tokens. cold, warm: shares of requests of whose prompt blocks it finds
@@ -53,6 +54,7 @@ class WorkloadStatistics:
 
     num_requests: int
     num_sessions: int
+    num_arrivals: int
     seconds: float
     rate: float
     cv: float
@@ -67,7 +69,8 @@ class WorkloadStatistics:
     stored: float
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """JSON-ready; infinity is null."""
+        return {**asdict(self), "rate": self.rate if math.isfinite(self.rate) else None}
 
 
 def describe(workload: Workload) -> WorkloadStatistics:
@@ -88,6 +91,7 @@ def describe(workload: Workload) -> WorkloadStatistics:
     return WorkloadStatistics(
         num_requests=len(requests),
         num_sessions=len({request.session for request in requests}),
+        num_arrivals=len(times),
         seconds=seconds,
         rate=len(gaps) / seconds if seconds else math.inf,
         cv=statistics.pstdev(gaps) / mean if mean else 0.0,

@@ -76,6 +76,26 @@ def test_prefill_and_decode_apart(capsys: Capture) -> None:
     assert "KV moves at no cost" in capsys.readouterr().err
 
 
+def test_what_is_printed_says_what_it_is(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["sim", "run", *FEW, "--roles", "prefill=1", "--rate", "1"]) == 0
+    assert "no node decodes: each request ends with its first token" in capsys.readouterr().err
+    apart = ["--roles", "prefill=1,decode=1", "--link", "3", "--store-tokens", "1024"]
+    assert main(["sim", "run", *FEW, *apart, "--rate", "1,2", "--slo", "ttft=9"]) == 0
+    printed = capsys.readouterr().out
+    assert "link 3 GB/s, store 50 GB/s" in printed
+    assert "queue: requests that wait, mean of the second half" in printed
+    assert "100.0% [92.8%, 100.0%]" in printed  # 40 of 40: 1 - 0.05 ** (1 / 40) may miss
+    out = tmp_path / "one.json"
+    assert main(["sim", "run", "--requests", "1", "--slo", "ttft=9", "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 1 requests that came at once" in printed
+    assert "nan" not in printed and "inf" not in printed
+    (figures,) = json.loads(out.read_text())["rates"].values()
+    assert figures["offered"] is None and figures["goodput"] is None
+    assert main(["sim", "workload", "chat", "--requests", "20"]) == 0
+    assert " new sessions a second over " in capsys.readouterr().out
+
+
 def test_the_names_of_steps_and_routers_are_listed(capsys: Capture) -> None:
     assert main(["sim", "run", "--list"]) == 0
     printed = capsys.readouterr().out
@@ -167,7 +187,26 @@ def test_record_fit_validate(tmp_path: Path, model_folder: Path, capsys: Capture
         (["run", "--slo", "speed=1"], "slo must be NAME=SECONDS"),
         (["run", "--capacity", "0.9"], "--capacity needs --slo"),
         (["run", "--capacity", "2", "--slo", "ttft=1"], "--capacity must be a share"),
-        (["run", "--link", "-1"], "--link must be above 0 GB/s"),
+        (["run", "--roles", "prefill=1,decode=1", "--link", "-1"], "--link must be above 0 GB/s"),
+        (["run", "--link", "3"], "--link needs --roles with decode nodes"),
+        (["run", "--roles", "prefill=2", "--decode-steps", "fixed:1"], "--decode-steps needs"),
+        (["run", "--decode-router", "random"], "--decode-router needs"),
+        (["run", "--store", "3"], "--store needs a store: give --store-tokens"),
+        (["run", "--store-tokens", "512", "--store", "0"], "--store must be above 0 GB/s"),
+        (["run", "--kv-bytes", "1"], "--kv-bytes needs --roles with decode nodes, or a store"),
+        (["run", "--roles", "mixed=1,decode=1"], "decode nodes need prefill nodes"),
+        (["run", "--runs", "2"], "--runs is for a search"),
+        (["run", "--processes", "2"], "--processes is for a search"),
+        (["run", "--reject", "nan"], "must be above 0 seconds, got nan"),
+        (["run", "--reject", "-1"], "must be above 0 seconds, got -1"),
+        (["run", "--block-size", "0"], "block_size must be an integer of at least 1, got 0"),
+        (["run", "--seed", "-1", "--slo", "ttft=1"], "--seed must be at least 0, got -1"),
+        (["run", "--slo", "ttft=1", "ttft=2"], "slo must name each limit once"),
+        (["run", "--steps", "roofline:llama-8b:H100:1:1.5"], "devices must be an integer"),
+        (["run", "--steps", "roofline:llama-8b:H100:1:inf"], "devices must be an integer"),
+        (["workload", "--rate", "3"], "--rate needs a workload's NAME or a --trace"),
+        (["workload", "--json", "w.json"], "--json needs a workload's NAME or a --trace"),
+        (["workload", "chat", "--seed", "-1"], "--seed must be at least 0"),
         (["run", "--warmup", "-1"], "--warmup must be at least 0"),
         (["run", "--num-kv-blocks", "2"], "raise num_kv_blocks"),
         (["run", "--plot", "x.txt"], "--plot must end in"),

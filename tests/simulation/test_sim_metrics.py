@@ -16,7 +16,7 @@ from minifer.routing.policy import Role
 from minifer.simulation.arrivals import BLOCK
 from minifer.simulation.cluster import Cluster, StoreLevel, identical
 from minifer.simulation.generator import cold_warm, open_loop
-from minifer.simulation.intervals import mean_interval
+from minifer.simulation.intervals import mean_interval, share_interval
 from minifer.simulation.lengths import Lengths, Lognormal
 from minifer.simulation.metrics import (
     SERIES,
@@ -143,6 +143,17 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert alone.high - alone.low < 0.1
 
 
+def test_a_share_of_all_or_none_is_not_certain() -> None:
+    """The rule of three: with no miss in n, up to 3 / n of them may be."""
+    every, none = share_interval([True] * 300), share_interval([False] * 300)
+    assert (every.value, every.high) == (1.0, 1.0)
+    assert every.low == pytest.approx(1 - 3 / 300, abs=2e-4)
+    assert every.low**300 == pytest.approx(0.05)
+    assert (none.value, none.low, none.high) == (0.0, 0.0, pytest.approx(1 - every.low))
+    some = [i % 3 > 0 for i in range(300)]
+    assert share_interval(some, 4) == mean_interval([float(x) for x in some], 4)
+
+
 def test_an_interval_of_independent_values_is_that_of_the_normal() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(5.0, 2.0, 2_000).tolist()
@@ -195,6 +206,9 @@ def test_a_horizon_does_not_hide_a_queue_that_grows() -> None:
 
 def test_nothing_can_be_said_of_one_arrival() -> None:
     assert not saturation_of(run(A)).unstable and saturation_of(run(A)).load == 0.0
+    alone = measure(run(A), {"ttft": 100.0})
+    assert alone.attainment is not None and alone.goodput is None
+    assert json.loads(json.dumps(alone.to_dict(), allow_nan=False))["offered"] is None
 
 
 # -- searches

@@ -57,6 +57,8 @@ def test_a_rate_plays_the_trace_faster() -> None:
     assert describe(fast).rate == pytest.approx(4 / 3)
     alone = (TraceRow(0.0, 5, 5),)
     assert trace_workload(Trace("x", alone), rate=3.0)[0].time == 0
+    with pytest.raises(ValueError, match=r"rate=3 needs .* all 2 come at the same time"):
+        trace_workload(Trace("x", alone * 2), rate=3.0)
     with pytest.raises(ValueError, match="rate must be above 0, got 0"):
         trace_workload(Trace("x", ROWS), rate=0.0)
 

@@ -127,9 +127,34 @@ def test_what_the_log_cannot_tell_has_no_price() -> None:
     assert set(fit.left_out) == {"per_row", "per_context"}
     assert fit.left_out["per_row"] == "the log has none"
     equal = [LoggedStep(0.0, 0.5, 0.0, ((8, 8), (1, 20))), LoggedStep(0.0, 0.25, 0.0, ((1, 20),))]
-    fit = fit_steps(equal)
+    fit = fit_steps(equal * 3)
     assert fit.left_out["per_square"] == "the log cannot tell it from the others"
     assert fit.mape == pytest.approx(0.0, abs=1e-9)
+
+
+def test_as_many_prices_as_steps_are_no_fit() -> None:
+    """They would tell every step, and explain all of the variance, whatever the steps were."""
+    rng = random.Random(0)
+    log = [LoggedStep(0.0, rng.random(), 0.0, ((n, n),)) for n in (8, 16, 40)]
+    two, three = fit_steps(log[:2]), fit_steps(log)
+    assert two.left_out["per_token"] == "the log has too few steps to check it"
+    assert two.r2 < 0.5 and two.mape > 0.01
+    assert set(three.left_out) >= {"per_square"} and three.r2 < 1
+
+
+def test_a_log_that_goes_back_in_time_is_of_two_runs() -> None:
+    events = recorded(traffic(5), **OPTIONS)
+    with pytest.raises(ValueError, match="not in order, or of several recordings"):
+        log_of(events + events)
+
+
+def test_traffic_that_is_too_long_is_refused_before_it_is_served() -> None:
+    workload = [*traffic(3), Arrival("long", 9.0, 200, 60), *traffic(1)]
+    with pytest.raises(ValueError, match=r"long has 200 \+ 60 tokens, the engine takes \d+"):
+        recorded(workload, **OPTIONS)
+    fits = Conversation((Arrival("a", 0.0, 10, 3), Arrival("b", 0.0, 900, 3)))
+    with pytest.raises(ValueError, match=r"b has 900 \+ 3 tokens"):
+        recorded([fits], **OPTIONS)
 
 
 def test_nothing_gets_faster_by_more_work() -> None:
