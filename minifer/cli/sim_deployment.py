@@ -46,7 +46,7 @@ def add_deployment_options(parser: Parser) -> None:
     add("--store-tokens", type=int, default=0, metavar="N", help="of a store that all nodes share")
     add("--store", type=float, metavar="GB/S", help=f"loading from it (default: {_STORE_SPEED:g})")
     add("--kv-bytes", type=float, metavar="N", help="of a token (default: of the steps' model)")
-    add("--reject", type=float, metavar="S", help="refuse what would wait longer for TTFT")
+    add("--reject", type=float, metavar="S", help="refuse whose prefill would end later than that")
     add("--list", action="store_true", help="print the names of steps and routers, and end")
     add_engine_options(parser, SIMULATED)
 

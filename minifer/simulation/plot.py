@@ -38,7 +38,7 @@ def draw_run(
         points = [(r.arrived, r.ttft) for r in records if r.ttft is not None]
         if points:
             ordered = sorted(ttft for _, ttft in points)
-            axes[1].semilogy(*zip(*points, strict=True), marker, color=colour, ms=2.5, label=name)
+            axes[1].plot(*zip(*points, strict=True), marker, color=colour, ms=2.5, label=name)
             shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
             axes[2].step(ordered, shares, color=colour, where="post", label=f"TTFT, {name}")
     gaps = sorted(gap for record in done if (gap := record.max_gap) is not None)
@@ -50,7 +50,9 @@ def draw_run(
         axes[2].text(limit, 0.02, name, fontsize=7, rotation=90, ha="right", color=GREY)
     axes[1].set(xlabel="arrival (s)", ylabel="TTFT (s)", title="each request")
     axes[2].set(xlabel="seconds", ylabel="share of requests", title="distribution", ylim=(0, 1))
-    axes[2].set_xscale("log")
+    if any(record.ttft for record in done):  # steps may take no time
+        axes[1].set_yscale("log")
+        axes[2].set_xscale("log")
     for one in axes:
         one.grid(alpha=0.3)
         if one.get_legend_handles_labels()[0]:

@@ -47,7 +47,9 @@ def _check_limit(limit: float, unit: str) -> None:
 
 @dataclass(frozen=True)
 class PredictedTTFT:
-    """Refuse what would wait longer than `limit` seconds for its first token."""
+    """Refuse what would wait longer than `limit` seconds for its first token, as far as prefill
+    decides it: who waits for a seat or for KV blocks, because answers are long, waits unforeseen.
+    """
 
     limit: float
 
