@@ -744,7 +744,7 @@ print("4.", [max(run.gaps("A")) < 0.02 for run in runs] == [True, True, False])
 # ## Where to read on
 #
 # - [scheduler.py](../minifer/scheduling/scheduler.py) and
-#   [policies.py](../minifer/scheduling/policies.py): 470 lines, and you know most of them.
+#   [policies.py](../minifer/scheduling/policies.py): 560 lines, and you know most of them.
 # - Orca, [OSDI 2022](https://www.usenix.org/conference/osdi22/presentation/yu); vLLM,
 #   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180); Sarathi-Serve,
 #   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310); fairness between users, VTC,
