@@ -46,7 +46,12 @@ def add(simulations: Any) -> None:
     parser.add_argument("workload", metavar="NAME", nargs="?", help="none: list them")
     add_traffic_options(parser.add_argument_group("traffic"), None)
     parser.add_argument("--rate", type=float, metavar="R", help="a second (default: its own)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="every request, JSON lines")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="every request, JSON lines: a --trace, unless turns wait for answers",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
 
 
@@ -58,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name in ("rate", "out", "json", "requests"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} needs a workload's NAME or a --trace")
-    from minifer.simulation.workload_statistics import describe, requests_of
+    from minifer.simulation.workload_statistics import describe, with_waits
     from minifer.simulation.workloads import WORKLOADS
 
     if arguments.workload is None and arguments.trace is None:
@@ -70,9 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{name_of(arguments)}, seed {arguments.seed}\n{table(statistics)}")
     if arguments.out:
         with open(arguments.out, "w", encoding="utf-8") as file:
-            for request in requests_of(traffic):
+            for request, waits in with_waits(traffic):
                 fields = {name: getattr(request, name) for name in request.__slots__}
-                file.write(json.dumps(fields) + "\n")
+                file.write(json.dumps({**fields, "waits": waits}) + "\n")
     if arguments.json:
         text = json.dumps(statistics.to_dict(), indent=2)
         arguments.json.write_text(text + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -114,11 +114,14 @@ def num_blocks(prompt_len: int) -> int:
 
 def requests_of(workload: Workload) -> Iterable[Arrival]:
     """All requests, those of a conversation one after the other, in the order of the workload."""
+    return (request for request, _ in with_waits(workload))
+
+
+def with_waits(workload: Workload) -> Iterator[tuple[Arrival, bool]]:
+    """The same, each with whether it waits for the answer before it."""
     for item in workload:
-        if isinstance(item, Conversation):
-            yield from item.turns
-        else:
-            yield item
+        for turn in item.turns if isinstance(item, Conversation) else (item,):
+            yield turn, isinstance(item, Conversation) and turn is not item.turns[0]
 
 
 def blocks_found(requests: Iterable[Arrival]) -> list[int]:

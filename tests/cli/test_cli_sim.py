@@ -145,6 +145,22 @@ def test_workloads_are_listed_and_described(tmp_path: Path, trace: Path, capsys:
     assert "finds 22.2% of the blocks" in capsys.readouterr().out  # 2 of 3 + 4 + 2
 
 
+def test_a_workload_that_was_written_is_a_trace(tmp_path: Path, capsys: Capture) -> None:
+    figures = []
+    for name, count in (("mooncake-conversation", "50"), ("chat-open", "10"), ("chat", "10")):
+        out, read = str(tmp_path / f"{name}.jsonl"), ["--requests", count]
+        assert main(["sim", "workload", name, *read, "--out", out]) == 0
+        figures = capsys.readouterr().out.splitlines()[2:]
+        if name == "chat":
+            break
+        assert main(["sim", "workload", "--trace", out]) == 0
+        again = capsys.readouterr().out.splitlines()[2:]
+        assert again == figures
+    assert main(["sim", "run", "--trace", out]) != 0
+    error = capsys.readouterr().err
+    assert "line 2: this turn waits for the answer before it" in error
+
+
 def test_record_fit_validate(tmp_path: Path, model_folder: Path, capsys: Capture) -> None:
     log, steps = str(tmp_path / "log.jsonl"), str(tmp_path / "steps.json")
     engine = ["--model", str(model_folder), "--max-num-seqs", "4", "--num-kv-blocks", "200"]

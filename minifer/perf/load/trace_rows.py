@@ -13,6 +13,7 @@ HASH_BLOCKS: Mapping[str, int] = {"bailian": 16}  # behind those of another form
 
 MARKS: Mapping[str, set[str]] = {  # one that has all columns of another stands before it
     "minifer": {"time", "input_len", "output_len"},
+    "simulated": {"time", "prompt_len", "output_len", "block_names", "waits"},
     "bailian": {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"},
     "mooncake": {"timestamp", "input_length", "output_length"},
     "azure": {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
@@ -46,6 +47,17 @@ def read_row(kind: str, fields: Mapping[str, Any]) -> TraceRow:
 def _minifer(fields: Mapping[str, Any]) -> TraceRow:
     return TraceRow(
         _number(fields, "time"), _whole(fields, "input_len"), _whole(fields, "output_len")
+    )
+
+
+def _simulated(fields: Mapping[str, Any]) -> TraceRow:
+    if _value(fields, "waits"):
+        raise ValueError("this turn waits for the answer before it, and a trace has times")
+    return TraceRow(
+        _number(fields, "time"),
+        _whole(fields, "prompt_len"),
+        _whole(fields, "output_len"),
+        _blocks(fields, "block_names"),
     )
 
 
@@ -89,6 +101,7 @@ def _burstgpt(fields: Mapping[str, Any]) -> TraceRow:
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], TraceRow]] = {
     "minifer": _minifer,
+    "simulated": _simulated,
     "mooncake": _mooncake,
     "bailian": _bailian,
     "azure": _azure,

@@ -6,6 +6,7 @@ The format is told by the columns:
 format     file    columns
 =========  ======  ============================================================================
 minifer    JSONL   time (s), input_len, output_len
+simulated  JSONL   what `minifer sim workload --out` writes, where no turn waits for an answer
 mooncake   JSONL   timestamp (ms), input_length, output_length, hash_ids of 512-token blocks
                    (Qin et al., "Mooncake", FAST 2025; github.com/kvcache-ai/Mooncake)
 bailian    JSONL   chat_id, parent_chat_id, timestamp (s), input_length, output_length, hash_ids of
