@@ -91,10 +91,13 @@ def capacity_table(found: Capacity, share: float) -> str:
         rows.append(f"  not even {found.failed:.3g} requests/s keep {share:.0%} within the SLO")
     if found.unstable:
         rows.append(f"  {_FLAG} there: the limits hold, and prove nothing")
+    rows.append(f"    {'tried':>8}  {'within':>8}")
     for probe in sorted(found.probes, key=lambda probe: probe.rate):
         kept = "given up" if probe.stopped else f"{probe.measures['attainment']:.1%}"
         flag = f"  {_FLAG}" if probe.unstable and not probe.stopped else ""
         rows.append(f"    {probe.rate:8.3g}  {kept:>8}{flag}")
+    if any(probe.stopped for probe in found.probes):
+        rows.append("  given up: before the end too many had missed the SLO")
     return "\n".join(rows)
 
 

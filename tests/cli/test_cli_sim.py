@@ -108,7 +108,9 @@ def test_capacity_is_searched(tmp_path: Path, capsys: Capture) -> None:
     search = ["--capacity", "0.9", "--slo", "ttft=3", "--runs", "1", "--processes", "1"]
     queue = ["--workload", "azure-code", "--steps", "fixed:1", "--max-num-seqs", "1"]
     assert main(["sim", "run", *FEW, *queue, *search, "--rate", "2", "--json", str(out)]) == 0
-    assert "within the SLO" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "within the SLO" in printed and "   tried    within" in printed
+    assert ("given up: before the end" in printed) == (" given up\n" in printed)
     found = json.loads(out.read_text())["capacity"]
     assert len(found["probes"]) > 0 and found["rate"] < 2
 
