@@ -36,8 +36,9 @@ class Call:
 
     decision: the router's, which travels on to the replica. avoid: replicas that have failed on
     this request or refused it. only: the one that is meant, whatever a policy would say. replicas:
-    all that the router knows. on_first_token: to be called, in any thread, when an answer has
-    begun.
+    all that the router knows. on_first_token, on_left: to be called, in any thread, when an answer
+    has begun, and when nothing more is wanted of the replica. (Ray tells the router of the end,
+    too, but late: a client's next request would find its last one counted.)
     """
 
     request: RoutingRequest
@@ -51,11 +52,13 @@ class Call:
     only: str | None = None
     replicas: tuple[str, ...] = ()
     on_first_token: Callable[[], object] | None = None
+    on_left: Callable[[], object] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels; the router and what it alone reads stay in the front door's process."""
         request = replace(self.request, prefix_keys=())
-        return {**vars(self), "request": request, "replicas": (), "on_first_token": None}
+        own = {"replicas": (), "on_first_token": None, "on_left": None}
+        return {**vars(self), "request": request, **own}
 
 
 @dataclass(frozen=True)

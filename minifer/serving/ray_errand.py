@@ -222,3 +222,5 @@ class RayErrand:
         """Leave the replica: what it still does for this call it aborts. Safe twice."""
         if self.upstream is not None:
             self.upstream.close()
+        if self.call.on_left is not None:
+            self.call.on_left()

@@ -76,19 +76,25 @@ class PolicyRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The policy's choice, then the others, then those the request should avoid."""
+        """The policy's choice, then the others, then those the request should avoid.
+
+        Never nothing while there are replicas: one of Ray's few routing tasks would ask again for
+        ever, even for a request that was cancelled, and others could not be routed.
+        """
         call = _call_of(pending_request)
-        if call is None:
+        if call is None or pending_request.future.done():
             return [candidate_replicas]
         here = self._by_name()
         call.replicas = tuple(sorted(here))
         if call.only is not None:
             call.decision = Decision(call.only, 0, "asked for")
-            return [[here[call.only]]] if call.only in here else []
+            meant = [here[name] for name in call.replicas if name == call.only]
+            others = [here[name] for name in call.replicas if name != call.only]
+            return [meant, others]  # whoever else gets it says that it is another
         self._note_replicas()
         call.decision = self._decide(call)
         if call.decision is None:
-            return []
+            return [candidate_replicas]
         best = call.decision.replica
         self._assign(pending_request, call, best)
         others = [here[name] for name in call.replicas if name != best and name not in call.avoid]
@@ -136,6 +142,7 @@ class PolicyRouter(RequestRouter):
         self._assigned[key] = assignment
         loop = asyncio.get_running_loop()
         call.on_first_token = partial(loop.call_soon_threadsafe, tracker.first_token, assignment)
+        call.on_left = partial(loop.call_soon_threadsafe, self._finish, key, name)
         if not pending.future.done():  # cancelled while it waits for a replica, it goes nowhere
             pending.future.add_done_callback(partial(self._if_cancelled, key, name))
 

@@ -154,9 +154,10 @@ def test_a_failure_after_a_complete_answer_is_logged(caplog):
 def test_what_only_the_router_reads_does_not_travel():
     asked = call(body=b"{}")
     asked.decision = Decision("a", 32, "prefix")
-    asked.avoid, asked.replicas, asked.on_first_token = ("b",), ("a", "b"), lambda: None
+    asked.avoid, asked.replicas = ("b",), ("a", "b")
+    asked.on_first_token = asked.on_left = lambda: None
     arrived = pickle.loads(pickle.dumps(asked))
     assert arrived.request == RoutingRequest("r", 3)
     assert (arrived.body, arrived.decision, arrived.avoid) == (b"{}", asked.decision, ("b",))
-    assert (arrived.replicas, arrived.on_first_token) == ((), None)
+    assert (arrived.replicas, arrived.on_first_token, arrived.on_left) == ((), None, None)
     assert asked.request.prefix_keys == (b"a", b"b") and asked.on_first_token is not None

@@ -118,7 +118,7 @@ async def test_a_request_that_another_replica_takes_is_that_ones_load(router: Po
 
 
 @in_loop(names="ab")
-async def test_the_first_token_ends_the_prefill_load(router: PolicyRouter):
+async def test_the_front_door_tells_of_the_first_token_and_of_the_end(router: PolicyRouter):
     asked = call()
     request = pending(asked)
     (best,), *_ = await ranks(router, request)
@@ -127,6 +127,11 @@ async def test_the_first_token_ends_the_prefill_load(router: PolicyRouter):
     await asyncio.to_thread(asked.on_first_token)  # the front door's thread is another
     await asyncio.sleep(0)
     assert load(router)[best] == (1, 0)
+    await asyncio.to_thread(asked.on_left)
+    await asyncio.sleep(0)
+    assert load(router)[best] == (0, 0)
+    router.on_request_completed(ReplicaID(best, HOME), "1")  # Ray says so, too
+    assert load(router)[best] == (0, 0)
 
 
 @in_loop(names="ab")
@@ -171,9 +176,9 @@ async def test_policies_hear_what_replicas_report(router: PolicyRouter):
 
 
 @in_loop()
-async def test_one_that_is_meant_is_the_only_one(router: PolicyRouter):
-    assert await ranks(router, pending(call(only="b"))) == [["b"]]
-    assert await ranks(router, pending(call(only="gone"))) == []
+async def test_one_that_is_meant_is_asked_first(router: PolicyRouter):
+    assert await ranks(router, pending(call(only="b"))) == [["b"], ["a", "c"]]
+    assert await ranks(router, pending(call(only="gone"))) == [[], ["a", "b", "c"]]
     assert set(load(router).values()) == {(0, 0)}
 
 
@@ -183,9 +188,27 @@ async def test_what_is_no_call_of_ours_goes_anywhere(router: PolicyRouter):
     assert await ranks(router, pending("something else")) == [["a", "b", "c"]]
 
 
-@in_loop(names="")
-async def test_without_replicas_nothing_is_chosen(router: PolicyRouter):
-    assert await ranks(router, pending(call())) == []
+@in_loop()
+async def test_for_a_request_that_was_left_any_replica_will_do(router: PolicyRouter):
+    """Ray's routing task must come to an end."""
+    request = pending(call(only="gone"))
+    request.future.cancel()
+    assert await ranks(router, request) == [["a", "b", "c"]]
+
+
+@in_loop()
+async def test_a_call_for_one_that_is_gone_holds_nobody_up(router: PolicyRouter):
+    """Through Ray's own queue: more such calls than it has routing tasks, then one for anybody."""
+    lost = [
+        asyncio.create_task(router._choose_replica_for_request(pending(call(only="gone"), f"{i}")))
+        for i in range(20)
+    ]
+    await asyncio.wait(lost, timeout=10)
+    assert all(task.done() for task in lost)
+    request = pending(call(), "last")
+    async with asyncio.timeout(10):
+        replica = await router._choose_replica_for_request(request)
+    assert request.args[0].decision.replica == replica.replica_id.unique_id
 
 
 def test_an_unknown_policy_is_refused():

@@ -20,6 +20,10 @@ pytest.importorskip("ray.serve", reason='Ray is not installed: pip install "mini
 
 from ray_live import RayCluster, RayServer, all_asking, ray_cluster, ray_server, wait_for
 
+from minifer.serving.ray_serve import connected
+from minifer.serving.ray_settings import RaySettings
+from minifer.serving.run import bind
+
 GREEDY = {"temperature": 0, "max_tokens": 24}
 STORY = "The for statement is used to iterate over the elements of a sequence. " * 2  # many blocks
 
@@ -171,6 +175,29 @@ def test_models_version_and_page_are_a_single_servers(served: RayServer, server:
     assert "<script>" in served.http.get("/").text
 
 
+def test_nobody_at_the_address_is_said_at_once():
+    with bind("127.0.0.1", 0) as silent:  # a port that is taken and does not answer
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            pytest.raises(RuntimeError, match=f"cannot reach a Ray cluster at '{address}'"),
+            connected(RaySettings(address=address)),
+        ):
+            pass
+
+
+@pytest.mark.slow
+def test_replicas_that_cannot_start_say_why_and_leave_others_alone(
+    served: RayServer, cluster: RayCluster
+):
+    options = ("--quantize", "file", "--replica-cpus", "0")
+    with (
+        pytest.raises(AssertionError, match="the replicas do not start: ValueError: quantize=file"),
+        ray_server(cluster, *options),
+    ):
+        pass
+    assert served.num_running() == 2
+
+
 def test_when_a_node_dies_requests_are_retried_or_end_with_a_clear_error(
     served: RayServer, cluster: RayCluster, server: Live
 ):
@@ -183,7 +210,7 @@ def test_when_a_node_dies_requests_are_retried_or_end_with_a_clear_error(
     outcomes = {outcome for one in asking for outcome in one.outcomes}
     assert outcomes <= {"right", "replica_lost"}
     assert all(one.outcomes[-1] == "right" for one in asking)
-    assert len(served.http.get("/health_generate").json()["replicas"]) == 1
+    wait_for(lambda: len(served.http.get("/health_generate").json().get("replicas", ())) == 1)
 
 
 def test_a_signal_lets_open_requests_finish(cluster: RayCluster, served: RayServer):
