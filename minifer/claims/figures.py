@@ -29,7 +29,7 @@ _STYLES = (
 _GREY = "#5F5F5F"
 _WIDTH = 9.0  # inches; 100 pixels each at 900
 _TITLE = 104  # characters of a line
-_BAR = 0.24  # inches a bar
+_BAR, _LETTER = 0.24, 0.075  # inches a bar, and a letter of a mark's name
 
 
 def draw(claim: Claim, findings: Findings) -> Any:
@@ -59,8 +59,17 @@ def draw(claim: Claim, findings: Findings) -> Any:
 def _height(panel: Panel) -> float:
     if isinstance(panel, CurvePanel):
         return 3.3
-    rows = len(panel.names) + (1.4 if panel.x_marks else 0)
-    return max(1.8, 1.0 + _BAR * rows * (len(panel.bars) + 0.6))
+    return max(1.8, 1.0 + _row(panel) * (len(panel.names) + _headroom(panel)))
+
+
+def _row(panel: BarPanel) -> float:
+    """Inches that the bars of one name take."""
+    return _BAR * (len(panel.bars) + 0.6)
+
+
+def _headroom(panel: BarPanel) -> float:
+    """Rows above the bars, for the names of marks: they stand upright."""
+    return max((_LETTER * len(name) for name in panel.x_marks), default=0.0) / _row(panel)
 
 
 def _draw_curves(axes: Axes, panel: CurvePanel) -> None:
@@ -116,7 +125,7 @@ def _draw_bars(axes: Axes, panel: BarPanel) -> None:
     if panel.hollow:
         axes.barh([0], [0], color="white", edgecolor=_GREY, label=panel.hollow_label)
     axes.set_yticks(range(len(panel.names)), panel.names, fontsize=9)
-    axes.set_ylim(len(panel.names) - 0.4, -0.6 - (1.4 if panel.x_marks else 0))  # from the top down
+    axes.set_ylim(len(panel.names) - 0.4, -0.6 - _headroom(panel))  # from the top down
     _scale(axes, panel.log)
     axes.margins(x=0.12)
     _marks(axes, panel.x_marks, vertical=True)
@@ -131,7 +140,10 @@ def _scale(axes: Axes, log: str) -> None:
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if name in log:
             axes.set(**{f"{name}scale": "log"})
+            low, high = axis.get_view_interval()
             axis.set_major_formatter(lambda value, _: _short(value))
+            narrow = high < 20 * low  # with one power of ten, the ticks between have names too
+            axis.set_minor_formatter(lambda value, _, show=narrow: _short(value) if show else "")
 
 
 def _short(value: float) -> str:

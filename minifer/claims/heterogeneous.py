@@ -31,10 +31,11 @@ NUM_LPUS = 128  # hold 16 GB of weights and 100,000 tokens of KV
 TOGETHER = 8  # H100s that prefill one prompt together
 LINK = 50e9  # bytes/s
 TTFT = 0.4
-TPOTS = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)  # seconds a token, mean of a request
+TPOTS = (0.05, 0.02, 0.01, 0.005, 0.001)  # seconds a token, mean of a request
 OVERHEAD = 0.5e-3  # s a step, for the setting that breaks it: chips that talk to each other
 KV_BYTES = kv_bytes_per_token(LLAMA_8B)
 _BLOCK = 64
+_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _with_lpus(fixed: float = 0.0) -> Pool:
     ]
     lpus = _node("decode", LPU, Role.DECODE, chips=NUM_LPUS, fixed=fixed)
     watts = len(prefill) * TOGETHER * H100.power_watts + NUM_LPUS * LPU.power_watts
-    return _pool(*prefill, lpus, watts=watts, count=4_000)
+    return _pool(*prefill, lpus, watts=watts, count=2_000)
 
 
 WITH_LPUS, WITH_OVERHEAD = "80 H100 prefill, 128 LPUs decode", "the same, 0.5 ms more a step"
@@ -103,21 +104,44 @@ POOLS: Mapping[str, Pool] = {
 def carried(
     tpot: float, settings: Settings, pools: Mapping[str, Pool] | None = None
 ) -> dict[str, float]:
-    """Pool → requests a second and kilowatt, with 90 % within `TTFT` and `tpot`."""
+    """Pool → requests a second and kilowatt, with 90 % within `TTFT` and `tpot`, and prefill nodes
+    that keep up: a run of seconds ends before a queue shows."""
     pools = POOLS if pools is None else pools
     found = find_capacities(
         {
             name: Study(pool.cluster, Requests(pool.count), slo={"ttft": TTFT, "tpot": tpot})
             for name, pool in pools.items()
         },
-        (Limit("attainment", least=0.9),),
+        (Limit("attainment", least=0.9), Limit("load", most=0.95)),
         processes=settings.processes,
         low=1.0,
         high=6_000.0,
-        tolerance=0.04,
+        tolerance=_TOLERANCE,
         seeds=seeds(settings, 1),
     )
     return {name: one.rate / pools[name].watts * 1e3 for name, one in found.items()}
+
+
+def all_rates(settings: Settings) -> dict[float, dict[str, float]]:
+    """Limit → pool → requests a second and kilowatt.
+
+    What a pool carries cannot fall as the limit gets looser: where the tightest limit allows as
+    much as the loosest, the ones between need no search.
+    """
+    fast = {name: POOLS[name] for name in (WITH_LPUS, WITH_OVERHEAD)}
+    rates = {TPOTS[0]: carried(TPOTS[0], settings)}
+    tightest = carried(TPOTS[-1], settings)
+    for tpot in TPOTS[1:-1]:
+        same = {
+            name: tightest[name]
+            for name in fast
+            if tightest[name] >= (1 - _TOLERANCE) * rates[TPOTS[0]][name]
+        }
+        others = {name: pool for name, pool in POOLS.items() if name not in same}
+        found = carried(tpot, settings, others) | same
+        rates[tpot] = {name: found[name] for name in POOLS}
+    rates[TPOTS[-1]] = tightest
+    return rates
 
 
 def per_joule(device: Device, batch: int, context: int = 1024) -> tuple[float, float]:
@@ -144,7 +168,7 @@ def crossover(rates: Mapping[float, Mapping[str, float]]) -> float | None:
 
 
 def reproduce(settings: Settings) -> Findings:
-    rates = {tpot: carried(tpot, settings) for tpot in TPOTS}
+    rates = all_rates(settings)
     wins_from = crossover(rates)
     loose, tight = rates[TPOTS[0]], rates[TPOTS[-1]]
     best_loose = max(loose, key=loose.__getitem__)

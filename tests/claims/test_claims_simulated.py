@@ -202,8 +202,8 @@ def test_s10_s11_the_whole_claim() -> None:
     findings = found("disaggregation")
     check_complete("disaggregation", findings)
     values = findings.values
-    assert values["ratio_1p1d"] == pytest.approx(0.76, abs=0.1)
-    assert values["ratio_1p1d"] < values["ratio_best"] < 1.0
+    assert 0.6 < values["ratio_1p1d"] < 0.86
+    assert 0.75 < values["ratio_best"] < 1.0
     assert values["ratio_2p3d_few_requests"] > values["ratio_2p3d"]
     assert values["ratio_against_2024_tight"] > 1.3 > values["ratio_against_2024"]
     sweep = [values[f"link_{link / 1e9:g}_gb_s"] for link in disaggregation.LINKS]
