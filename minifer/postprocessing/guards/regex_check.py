@@ -27,6 +27,8 @@ class RegexCheck:
 
     pattern: text or a compiled pattern (its flags count). max_match: longest match in characters
     that is certain to be found; needed for a pattern with `*` or `+`, else taken from the pattern.
+    A longer one that reaches the newest character is blocked at once, although the next might undo
+    it: text is held back no longer.
     name: None for the pattern itself.
 
     Raises `ValueError` for a pattern that does not compile, matches the empty text, has no bound

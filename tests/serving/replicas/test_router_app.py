@@ -221,8 +221,8 @@ def test_watchers_are_bounded():
 
 def test_replicas_share_the_cores(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("minifer.serving.replicas.run._num_cores", lambda: 8)
-    monkeypatch.setattr("minifer.serving.replicas.run._num_gpus", lambda: 0)
+    monkeypatch.setitem(environment.__globals__, "_num_cores", lambda: 8)
+    monkeypatch.setitem(environment.__globals__, "_num_gpus", lambda: 0)
     assert environment(0, 3) == {"OMP_NUM_THREADS": "2"}
     assert environment(0, 99) == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
@@ -232,8 +232,8 @@ def test_replicas_share_the_cores(monkeypatch: pytest.MonkeyPatch):
 def test_replicas_share_the_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("minifer.serving.replicas.run._num_gpus", lambda: 2)
+    monkeypatch.setitem(environment.__globals__, "_num_gpus", lambda: 2)
     shares = [environment(i, 3)["CUDA_VISIBLE_DEVICES"] for i in range(3)]
     assert shares == ["0", "1", "0"]
-    monkeypatch.setattr("minifer.serving.replicas.run._num_gpus", lambda: 1)
+    monkeypatch.setitem(environment.__globals__, "_num_gpus", lambda: 1)
     assert environment(1, 3) == {}, "they share it"
