@@ -119,7 +119,7 @@ def _add_workload_options(parser: Parser) -> None:
     add("--request-rate", type=float, metavar="R", help="open loop: sessions/s; inf: all at once")
     add("--burstiness", type=float, metavar="K", help="1: Poisson; less: in bursts (default: 1)")
     add("--max-concurrency", type=int, metavar="C", help="closed loop of C clients (default: 8)")
-    add("--trace", metavar="FILE", help="of minifer (bench or sim), Mooncake, Bailian, Azure, BurstGPT")
+    add("--trace", metavar="FILE", help="of minifer, Mooncake, Bailian, Azure or BurstGPT")
     add("--trace-jitter", type=float, metavar="S", help="spread equal times over S seconds")
     add("--speed-up", type=float, metavar="X", help="replay X seconds of the trace in one")
     add("--max-total-len", type=int, metavar="N", help="leave out what is longer than this in all")
