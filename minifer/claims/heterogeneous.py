@@ -181,7 +181,6 @@ def reproduce(settings: Settings) -> Findings:
                     for name in POOLS
                 ),
                 log="x",
-                x_marks={} if wins_from is None else {"LPUs win below": wins_from * 1e3},
             ),
             BarPanel(
                 "Tokens a joule of decode, context 1,024 (arithmetic)",
