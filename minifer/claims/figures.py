@@ -141,12 +141,16 @@ def _scale(axes: Axes, log: str) -> None:
         if name in log:
             axes.set(**{f"{name}scale": "log"})
             low, high = axis.get_view_interval()
-            axis.set_major_formatter(lambda value, _: _short(value))
+            axis.set_major_formatter(_short)
             narrow = high < 20 * low  # with one power of ten, the ticks between have names too
-            axis.set_minor_formatter(lambda value, _, show=narrow: _short(value) if show else "")
+            axis.set_minor_formatter(_short if narrow else _nothing)
 
 
-def _short(value: float) -> str:
+def _nothing(value: float, place: int | None) -> str:
+    return ""
+
+
+def _short(value: float, place: int | None = None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

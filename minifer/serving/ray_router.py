@@ -82,7 +82,7 @@ class PolicyRouter(RequestRouter):
         ever, even for a request that was cancelled, and others could not be routed.
         """
         call = _call_of(pending_request)
-        if call is None or pending_request.future.done():
+        if call is None or pending_request is None or pending_request.future.done():
             return [candidate_replicas]
         here = self._by_name()
         call.replicas = tuple(sorted(here))
