@@ -146,11 +146,11 @@ def _scale(axes: Axes, log: str) -> None:
             axis.set_minor_formatter(_short if narrow else _nothing)
 
 
-def _nothing(value: float, place: int | None) -> str:
+def _nothing(value: float, place: float) -> str:
     return ""
 
 
-def _short(value: float, place: int | None = None) -> str:
+def _short(value: float, place: float = 0) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
