@@ -8,6 +8,7 @@ blocks before the first missing one. All policies see a request in the same way:
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -77,14 +78,14 @@ class EngineLRU:
         self.tier.touch(prompt.keys[-1])
 
 
-class _Plain:
+class _Plain(ABC):
     """A cache of block numbers; `__contains__` says what is here."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __contains__(self, block: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def __contains__(self, block: int) -> bool: ...
 
     def hits(self, prompt: Prompt) -> int:
         return sum(1 for _ in takewhile(self.__contains__, prompt.ids))

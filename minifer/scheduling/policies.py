@@ -7,6 +7,7 @@ leaves it, and never looks further: a request that does not fit is not overtaken
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -127,8 +128,9 @@ class Ranked(Policy):
         self._heap: list[tuple[float, float, int, Request]] = []
         self._count = 0
 
+    @abstractmethod
     def rank(self, request: Request) -> float:
-        raise NotImplementedError
+        """Its place in line: of a waiting request it may not change."""
 
     def add(self, request: Request) -> None:
         self._count += 1
