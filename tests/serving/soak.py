@@ -167,7 +167,11 @@ async def _read_stream(response: httpx.Response, body: dict[str, Any], result: R
 
 
 def gap_at_divergence(address: str, number: int, model: str, other: str) -> float:
-    """Alone, where the answer first differs from `other`: how far the two best logits are apart."""
+    """Alone, where the answer first differs from `other`: how far the two best logits are apart.
+
+    0 where it is `other`, or goes on from it: then it was the company of the other run that decided
+    a draw between two tokens whose logits and noise are nearly equal.
+    """
     route, body = make_body(number, model)
     chat = "messages" in body
     body |= {"stream": False} | ({"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2})
@@ -183,6 +187,8 @@ def gap_at_divergence(address: str, number: int, model: str, other: str) -> floa
             (t, sorted(top.values())[-2:])
             for t, top in zip(lp["tokens"], lp["top_logprobs"], strict=True)
         ]
+    if "".join(token for token, _ in steps).startswith(other):
+        return 0.0
     text = ""
     for token, best in steps:
         text += token
