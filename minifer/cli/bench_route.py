@@ -120,8 +120,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         measured.result.write(arguments.json)
     if arguments.plot:
+        from minifer.weights.resolve import model_label, resolve_model
+
+        model = model_label(arguments.model, resolve_model(arguments.model).path)
         title = (
-            f"{arguments.model}: {arguments.sessions} conversations of {arguments.turns} turns, "
+            f"{model}: {arguments.sessions} conversations of {arguments.turns} turns, "
             f"{arguments.replicas} replicas"
         )
         save_figure(draw(measured, title), arguments.plot)

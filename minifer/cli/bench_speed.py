@@ -131,15 +131,17 @@ def write(arguments: argparse.Namespace, report: SpeedReport) -> None:
     if arguments.plot is not None:
         from minifer.course.pictures.roofline import roofline
         from minifer.course.pictures.roofline_data import points_of
+        from minifer.weights.resolve import model_label, resolve_model
 
         points = points_of(report.rows)
         if not points:
             session.note("--plot: no point has a place under a roofline, nothing is drawn")
             return
+        model = model_label(arguments.model, resolve_model(arguments.model).path)
         figure = roofline(
             report.here,
             (),
-            title=f"{arguments.model}: whole steps under this machine's roof",
+            title=f"{model}: whole steps under this machine's roof",
             measured=points,
             labels={point.name: point.name for point in points},
         )

@@ -178,10 +178,11 @@ def _event_log(llm: AsyncLLM, file: Path | None) -> Iterator[None]:
 
 def with_model_name(settings: ServerSettings, config: EngineConfig, path: Path) -> ServerSettings:
     """Settings that name the model: as it was asked for, else by its folder."""
+    from minifer.weights.resolve import model_label
+
     if settings.served_model_name is not None:
         return settings
-    name = path.name.removesuffix(".gguf") if config.model == "default" else config.model
-    return replace(settings, served_model_name=str(name))
+    return replace(settings, served_model_name=model_label(config.model, path))
 
 
 def print_welcome(url: str, settings: ServerSettings) -> None:

@@ -211,6 +211,9 @@ def fit_table(fit: StepFit) -> str:
         why = fit.left_out.get(name)
         shown = f"{'—':>12}     {what}: {why}" if why else f"{price * 1e3:12.4g} ms  {what}"
         rows.append(f"  {shown}")
+    for size, seconds in fit.steps.decode_alone:
+        what = "1 request decodes" if size == 1 else f"{size} requests decode"
+        rows.append(f"  {seconds * 1e3:12.4g} ms  {what}, nothing else, but for its context")
     rows.append(f"  R² {fit.r2:.3f}, mean error of a step {fit.mape:.1%}")
     return "\n".join(rows)
 

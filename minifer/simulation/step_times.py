@@ -9,6 +9,7 @@ publication), and `roofline_steps.RooflineSteps` (a device's data sheet). `find_
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
@@ -73,20 +74,33 @@ class FittedSteps:
 
     decode: from batch size on → prices, in rising order from 0: DistServe has one set below 95
     requests and one from there on. Empty: a token that decodes costs what one that prefills does.
-    source: where the prices are from.
+    source: where the prices are from. decode_alone: batch size → seconds of a step that decodes so
+    many requests and does nothing else, but for its contexts; in place of fixed + per_row · B. No
+    line tells a CPU's products: three rows may take longer than four. Between two sizes a line
+    is drawn, beyond them each request costs per_row.
 
     Raises `ValueError` for prices that are negative or not finite, and for batch sizes that do not
-    rise from 0.
+    rise: from 0 in decode, from at least 1 in decode_alone.
     """
 
     prefill: PrefillPrices
     decode: tuple[tuple[int, DecodePrices], ...] = ()
     source: str = ""
+    decode_alone: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.decode]
         if self.decode and (sizes[0] != 0 or sizes != sorted(set(sizes))):
             raise ValueError(f"the batch sizes of decode must rise from 0, got {sizes}")
+        sizes = [size for size, _ in self.decode_alone]
+        if sizes and (sizes[0] < 1 or sizes != sorted(set(sizes)) or not self.decode):
+            raise ValueError(
+                f"the batch sizes of decode_alone must rise from at least 1, and decode must have "
+                f"prices, got {sizes} and {self.decode}"
+            )
+        for size, seconds in self.decode_alone:
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"decode_alone of {size} must be at least 0 s, got {seconds}")
 
     def seconds(self, chunks: Sequence[Chunk]) -> float:
         rows = context = tokens = squares = 0
@@ -111,13 +125,32 @@ class FittedSteps:
             if rows < size:
                 break
             decode = prices
+        if self.decode_alone and not tokens:
+            return self._alone(rows, decode) + decode.per_context * context
         fixed = max(prefill.fixed, decode.fixed) if tokens else decode.fixed
         return fixed + decode.per_row * rows + decode.per_context * context + more
+
+    def _alone(self, rows: int, decode: DecodePrices) -> float:
+        sizes = [size for size, _ in self.decode_alone]
+        place = bisect_left(sizes, rows)
+        if place == len(sizes) or (place == 0 and rows < sizes[0]):
+            size, seconds = self.decode_alone[min(place, len(sizes) - 1)]
+            return max(0.0, seconds + decode.per_row * (rows - size))
+        size, seconds = self.decode_alone[place]
+        if size == rows:
+            return seconds
+        before, less = self.decode_alone[place - 1]
+        return less + (seconds - less) * (rows - before) / (size - before)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         decode = [{"from_batch": size, **asdict(prices)} for size, prices in self.decode]
-        return {"source": self.source, "prefill": asdict(self.prefill), "decode": decode}
+        return {
+            "source": self.source,
+            "prefill": asdict(self.prefill),
+            "decode": decode,
+            "decode_alone": [list(pair) for pair in self.decode_alone],
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> FittedSteps:
@@ -128,7 +161,8 @@ class FittedSteps:
             for row in data.get("decode", ()):
                 prices = {name: value for name, value in row.items() if name != "from_batch"}
                 decode.append((int(row["from_batch"]), DecodePrices(**prices)))
-            return cls(prefill, tuple(decode), str(data.get("source", "")))
+            alone = tuple((int(size), float(sec)) for size, sec in data.get("decode_alone", ()))
+            return cls(prefill, tuple(decode), str(data.get("source", "")), alone)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"these are no fitted step times: {error!r}") from None
 

@@ -63,6 +63,11 @@ class LoadedModel:
     notice: str | None = None
 
 
+def model_label(asked: str | Path, path: Path) -> str:
+    """A model's name for people: as it was asked for; `default` by the folder it was found in."""
+    return path.name.removesuffix(".gguf") if asked == "default" else str(asked)
+
+
 def resolve_model(name_or_path: str | Path) -> ResolvedModel:
     """Find a model: a short name, a folder, a .gguf file, or a hub id "org/name".
 

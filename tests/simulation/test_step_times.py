@@ -73,6 +73,22 @@ def test_the_cold_warm_study_has_its_base_case() -> None:
     assert steps.seconds([(1, 500)]) == pytest.approx(0.030 + 1 / 40_000, rel=1e-3)
 
 
+def test_decoding_alone_lies_on_no_line() -> None:
+    steps = replace(STEPS, decode_alone=((2, 7.0), (4, 5.0)))
+    seconds = {n: steps.seconds([(1, 8)] * n) - 0.0625 * 8 * n for n in range(1, 7)}
+    assert seconds == {1: 6.875, 2: 7.0, 3: 6.0, 4: 5.0, 5: 5.125, 6: 5.25}
+    mixed, prompt = [(1, 8), (1, 8), (4, 4)], [(4, 4)]
+    assert steps.seconds(mixed) == STEPS.seconds(mixed)
+    assert steps.seconds(prompt) == STEPS.seconds(prompt)
+    assert FittedSteps.from_dict(json.loads(json.dumps(steps.to_dict()))) == steps
+
+
+@pytest.mark.parametrize("sizes", [((0, 1.0),), ((3, 1.0), (2, 1.0)), ((2, -1.0),)])
+def test_sizes_of_decoding_alone_rise_and_take_time(sizes: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ValueError, match="decode_alone"):
+        replace(STEPS, decode_alone=sizes)
+
+
 def random_batch(rng: random.Random) -> list[Chunk]:
     batch = []
     for _ in range(rng.randint(1, 20)):
