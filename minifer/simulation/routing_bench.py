@@ -107,7 +107,9 @@ def bench_routing(
         ]
         for policy in policies
     }
-    return RoutingBench(result, runs, predicted, fit)
+    foretold = {p: [summarize_predicted(r) for r in results] for p, results in predicted.items()}
+    details = {**result.details, "predicted": foretold, "fit": fit.to_dict()}
+    return RoutingBench(replace(result, details=details), runs, predicted, fit)
 
 
 def _rounds(

@@ -202,5 +202,9 @@ def test_two_policies_on_real_replicas(tmp_path: Path, capsys: pytest.CaptureFix
     median = {arm: data["arms"][arm]["computed_tokens"]["median"] for arm in data["order"]}
     assert median["prefix_affinity"] < 0.9 * median["round_robin"]
     assert all(data["arms"][arm]["failed"]["median"] == 0 for arm in data["order"])
+    foretold = data["details"]["predicted"]
+    for arm in data["order"]:
+        tokens = [row["computed_tokens"] for row in foretold[arm]]
+        assert tokens == pytest.approx(data["arms"][arm]["computed_tokens"]["values"], rel=0.15)
     assert plot.stat().st_size > 10_000
     assert "(simulated 0." in capsys.readouterr().out
