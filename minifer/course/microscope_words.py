@@ -124,9 +124,11 @@ def _evicted(m: Moment) -> str:
 
 def _forward(m: Moment) -> str:
     prefill, decode = m.data("num_prefill_tokens") or 0, m.data("num_decode_tokens") or 0
+    loops = m.data("core_applications")  # of a loop model
     return (
         f"one forward pass computes {_several(prefill + decode, 'token')}, ours among them: "
         f"{prefill} of prefill, {decode} of decode."
+        + (f" It applies the core {loops} times." if loops else "")
     )
 
 
