@@ -1,7 +1,9 @@
-# %% [markdown]
+# %% [markdown] tags=["row-6"]
 # # L00 · The life of a token
 #
-# A language model does one thing: tokens in, scores for the next token out. An
+# A language model does one thing: tokens in, scores for the next token out. On a
+# disk it is a file that does nothing; inference makes a tool of it ([Dan Fu, June
+# 2026](https://www.youtube.com/watch?v=9EEm4iMAF5s), the lecture behind this book). An
 # **inference engine** is what stands around it, so that many can ask at once and
 # nothing is computed twice. Here one request goes through a real engine, and we read
 # what the engine wrote down about it.
@@ -320,7 +322,7 @@ for text in (prompt, prompt[:16]):
 # bfloat16; one chip, an H100 by its data sheet. Modelled, not measured. Look for the
 # row where the limit changes.
 
-# %% tags=["claim"]
+# %% tags=["claim", "row-11"]
 from minifer import ModelConfig
 from minifer.perf.costs import decode_cost, prefill_cost
 from minifer.perf.devices import DEVICES

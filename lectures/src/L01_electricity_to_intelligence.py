@@ -44,10 +44,16 @@ from minifer.course.microscope import microscope
 
 microscope(example.run(), "A", position=20, stage="decode")
 
-# %% [markdown]
+# %% [markdown] tags=["row-1", "row-2", "row-3", "row-4", "correction-7"]
 # Each pass reads everything.
 #
 # ## What does one token cost, in joules?
+#
+# The lecture this book grew from (Dan Fu, [CS336, June
+# 2026](https://www.youtube.com/watch?v=9EEm4iMAF5s)) calls GPUs the new oil. It tells of
+# Manhattan's 130,000 horses of 1902, outnumbered by cars in 1912 (popular history, Eric
+# Morris, *Access* 30, 2007; its conference on manure in 1898 is folklore), and calls last
+# year the 1912 of programming. So how much oil does a token burn?
 #
 # A watt is a joule a second. A chip that draws 700 W and makes 200 tokens a second
 # spends 700 / 200 = 3.5 joules on each. So we need one thing: tokens a second.
@@ -59,7 +65,7 @@ microscope(example.run(), "A", position=20, stage="decode")
 # (NVIDIA, March 2023) promises 3.35 TB/s, its *bandwidth*. **Write down** how many
 # milliseconds that takes, and how many joules at 700 W.
 
-# %% tags=["claim"]
+# %% tags=["claim", "row-1"]
 from minifer.course.pictures import electricity
 from minifer.course.shapes import LLAMA_8B as llama
 from minifer.perf.costs import decode_cost, num_parameters, step_cost
@@ -102,7 +108,7 @@ print(f"at 0.12 J and 700 W a step of 64 takes at least {0.12 * 64 / 700 * 1e3:.
 
 # %% [markdown]
 # The last line reads a power meter as a clock: 64 tokens of 0.12 J are 7.7 J, for which
-# a chip of 700 W needs at least 11 ms. Keep them for later.
+# a chip of 700 W needs at least 11 ms.
 #
 # ## What does a matrix product move?
 #
@@ -387,9 +393,9 @@ for row in pictures.batch_rows(llama, h100, [1, 8, 64, 256, 512], context=1024):
 
 # %% [markdown]
 # 64 requests take 7.0 ms instead of 4.5: 64 times the work for 1.6 times the time,
-# and 0.08 J a token instead of 3. This is the factor we were looking for. The
-# measured 0.12 to 0.20 J lies above it, as it must: its steps took at least 11 ms, by
-# the power meter above, where our floor says 7.
+# and 0.08 J a token instead of 3. The measured 0.12 to 0.20 J
+# lies above it, as it must: its steps took at least 11 ms, by the power meter above,
+# where our floor says 7.
 #
 # From which batch on is another request no longer free? For products alone: when B
 # reaches the ridge, 295, the **critical batch**. For whole steps we search: the
@@ -440,8 +446,7 @@ for context, (batches, rates) in curves.items():
 # %% [markdown]
 # At 32,768 tokens each there is room for 8, and they get 3.1 times the tokens of one.
 # (All three end at 68 tokens/s for each: a full memory takes equally long to read,
-# whoever filled it.) Move the sliders: watch the whole step wander along the roof, and
-# where it stops fitting.
+# whoever filled it.) Move the sliders: watch the whole step wander along the roof.
 
 # %% tags=["picture"]
 explore(
@@ -501,15 +506,14 @@ for chip in DEVICES.values():
 # A GPU's ridge is 150 to 300: it wants batches. The last two chips keep weights in
 # SRAM on the chip itself, and their ridge is 2 to 6: they are busy with a handful of
 # requests. Groq's price is capacity: 70 chips for one model. At such speeds what we
-# left out decides: links, and the start of each operation. The T4, the oldest here,
-# needs two chips and, at batch 1, hardly more joules than its successors.
+# left out decides: links, and the start of each operation.
 #
 # ## What can this machine do?
 #
-# Enough paper. `this_machine` reads a large buffer and multiplies two matrices, as fast
+# `this_machine` reads a large buffer and multiplies two matrices, as fast
 # as torch can with the threads it has, and gives the best of several tries; we ask for
-# the CPU. **Write down** your guess of both: GB/s and GFLOP/s. (Measured when this
-# notebook was built; yours differs. Not compared.)
+# the CPU. **Write down** your guess of both: GB/s and GFLOP/s. (Not
+# compared.)
 
 # %% tags=["measure"]
 from minifer.perf.limit import measured_again, this_machine
@@ -711,9 +715,6 @@ print("4.", round(500 * 0.010 / 50, 9) == 0.1)
 # - **SGLang** gives KV what weights leave, by `--mem-fraction-static`
 #   ([docs](https://docs.sglang.ai/advanced_features/server_arguments.html)): where our
 #   curves end.
-# - **TensorRT-LLM** quantizes weights, KV or both
-#   ([docs](https://nvidia.github.io/TensorRT-LLM/)): which of them is most of the bytes
-#   decides what helps.
 # - *How to Scale Your Model* ([inference
 #   chapter](https://jax-ml.github.io/scaling-book/inference/)) derives the same
 #   critical batch for TPUs; kipply's [transformer inference

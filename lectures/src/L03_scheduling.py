@@ -139,7 +139,7 @@ batches = {"1 decode": [(1, 1024)], "64 decodes": [(1, 1024)] * 64}
 batches |= {f"prefill of {n}": [(n, n)] for n in (512, 8192)}
 print({name: f"{h100(batch) * 1e3:.1f} ms" for name, batch in batches.items()})
 
-# %% [markdown]
+# %% [markdown] tags=["row-7"]
 # A decode step takes 5 to 7 ms whether one request is in it or 64: it waits for the
 # weights. A long prompt takes as long as 30 decode steps. These two facts are the
 # reason for the next two sections.
@@ -466,7 +466,7 @@ show(
 # every step and every token's time. Look at the preemptions: the comparison must have
 # met them.
 
-# %% tags=["claim"]
+# %% tags=["claim", "row-7"]
 equal = steps = preempted = 0
 worlds = random_worlds(seed=3, count=200)
 for arrivals, options in worlds:

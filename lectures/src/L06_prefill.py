@@ -450,7 +450,7 @@ for number, (step, logits) in enumerate(run.steps[:4], start=1):
 # ratio the ridge point: 295 on an H100 in bfloat16. Predict the T at which prefill
 # crosses it, then look at the step's floor (modelled).
 
-# %% tags=["claim"]
+# %% tags=["claim", "row-11"]
 from minifer.perf.devices import DEVICES
 
 h100 = DEVICES["H100-SXM"]
@@ -462,17 +462,21 @@ for T in (1, 64, 256, 512, 1024):
         f"{T:5} tokens: {floor * 1e3:5.1f} ms, {floor / T * 1e6:6.1f} µs each: {limit}"
     )
 
-# %% [markdown]
+# %% [markdown] tags=["row-11"]
 # From 1 to 256 tokens the step takes 4.5 to 5.4 ms: up to the ridge, more tokens are
 # almost free. Past it each costs the same 14 µs, and a longer step only makes others
 # wait.
+#
+# “Prefill is compute-bound, like training without the backward pass” ([Dan Fu, CS336, June
+# 2026](https://www.youtube.com/watch?v=9EEm4iMAF5s)) is so for long prompts, his being
+# 10,000 tokens, and for full steps. A short prompt alone waits for memory like a decode.
 #
 # And here? The next figure predicts and measures on this machine, with a model of
 # 6.5 million random weights (its times are those of a trained one), large enough that the work
 # outweighs the calls. The floor uses bandwidth and FLOP/s measured a moment ago. Expect
 # the bend at a much smaller T, for a CPU has far less arithmetic for its bandwidth.
 
-# %% tags=["picture"]
+# %% tags=["picture", "row-11"]
 from minifer.course.shapes import SMALL as small
 from minifer.perf.costs import ElementBytes
 from minifer.perf.limit import this_machine

@@ -76,7 +76,7 @@ microscope(run, "A", position=24, stage="decode")
 # reads 15.0 GB of weights, and 131,072 bytes of KV for each token of context. By hand:
 # 15.0 GB over 3.35 TB/s is how many milliseconds? Then look.
 
-# %% tags=["claim"]
+# %% tags=["claim", "row-12"]
 from minifer.course import shapes
 from minifer.perf.devices import DEVICES
 
@@ -85,10 +85,36 @@ llama, h100 = shapes.LLAMA_8B, DEVICES["H100-SXM"]
 print(f"weights {alone.weight_bytes / 1e9:.1f} GB, KV {alone.kv_bytes / 1e9:.2f} GB")
 print(f"{alone.seconds * 1e3:.2f} ms, {alone.tokens_per_second:.0f} tokens a second")
 
-# %% [markdown]
+# %% [markdown] tags=["row-12", "correction-11", "row-5"]
 # 4.5 ms, 221 tokens a second, however fast the chip multiplies. (Modelled, a floor;
 # the data sheet's bandwidth is never quite reached.) Two ways lead out: fewer bytes a
 # weight, or more tokens for each reading. The rest of this lecture is the second.
+#
+# Every weight for every token? That is a *dense* model. In a **mixture of experts** a
+# token passes a few of many MLPs, and a step reads those that its tokens chose. DeepSeek-V3
+# ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437), December 2024) has 671 billion
+# weights, 37 of them active for a token; Kimi K2
+# ([arXiv:2507.20534](https://arxiv.org/abs/2507.20534), July 2025) a trillion and 32. The
+# price: requests that choose different experts share less.
+#
+# How have models grown? A plain transformer has about 12 D² weights a layer, 4 in
+# attention and 8 in the MLP, and an embedding of V · D. **By hand** for BERT-base of 2018:
+# 12 layers, D = 768, V = 30,000. Then look at the others.
+
+# %% tags=["claim", "row-5"]
+grown = {"BERT-base": (12, 768, 30_000), "GPT-3": (96, 12_288, 50_257)}
+for name, (layers, D, V) in grown.items():
+    print(f"{name:9} {(12 * layers * D**2 + V * D) / 1e9:6.2f} billion weights")
+ms = [round(2e12 * n / h100.memory_bandwidth) for n in (671, 37)]
+print("671 billion, and 37 of them:", ms, "ms to read")
+
+# %% [markdown] tags=["row-5"]
+# Their papers say 110 million ([arXiv:1810.04805](https://arxiv.org/abs/1810.04805)) and
+# 175 billion ([arXiv:2005.14165](https://arxiv.org/abs/2005.14165)). Open models are at a
+# trillion by now. The 5 to 10 trillion of closed ones are a “probably” of the lecture this
+# book grew from ([Dan Fu, CS336, June
+# 2026](https://www.youtube.com/watch?v=9EEm4iMAF5s)); no laboratory confirms them. (The
+# last line is for bfloat16, and as if one H100 could hold it all.)
 #
 # ## What does a batch share?
 #
@@ -436,13 +462,9 @@ for parts in (1, 4, 16, 17, 33):
 # time is idle: a **tail effect**.
 
 # %% tags=["picture"]
+cuts = (1, 2, 4, 8, 12, 16, 17, 24, 33)
 show(
-    pictures.split_figure(
-        132,
-        8,
-        (1, 2, 4, 8, 12, 16, 17, 24, 33),
-        title="One part too many halves the use",
-    ),
+    pictures.split_figure(132, 8, cuts, title="One part too many halves the use"),
     alt="Busy SM time against the parts of a context, 8 KV heads on 132 SMs: it rises "
     "to 97 % at 16 parts, falls to 52 % at 17, and is 100 % at 33.",
 )

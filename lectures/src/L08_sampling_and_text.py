@@ -503,7 +503,7 @@ print([tail.push(letter) for letter in "AN END"], tail.hit)
 # automaton, 1975). Same text, less waiting? Count over 300 random texts; then predict
 # which stop wins in the last lines.
 
-# %% tags=["claim"]
+# %% tags=["claim", "row-10"]
 from minifer.postprocessing.stop_strings import StopStrings
 
 equal, blunt, least = 0, 0, 0
@@ -540,7 +540,7 @@ for name, output in told.outputs.items():
     held, reply = [t.held for t in tokens if t.request_id == name], output.outputs[0]
     print(f"{name}: {held}, {reply.finish_reason}, {reply.text!r}")
 
-# %% [markdown]
+# %% [markdown] tags=["row-10"]
 # Seven tokens of A and B waited for a character. C's last three letters were drawn, held
 # and dropped; B's last could begin a stop, but nothing followed: it was shown.
 #
@@ -580,7 +580,7 @@ class PinHook:
 #
 # [SafetyHook]: ../minifer/postprocessing/guards/safety.py
 
-# %% tags=["claim"]
+# %% tags=["claim", "row-10"]
 results = []
 for _ in range(300):
     chunks = txt.random_chunks(rng, "12ab", 8)

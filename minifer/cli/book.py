@@ -68,6 +68,35 @@ def add(commands: Any) -> None:
         code=[("minifer/course/book/lint.py", "the rules")],
     )
     lint.add_argument("names", nargs="*", metavar="NAME", help="L04: how a name begins")
+    add_command(
+        actions,
+        "pages",
+        _pages,
+        summary="write the claim ledger and the instructors' tables",
+        about="CLAIMS.md comes from lectures/claims.toml and the tags of cells, the tables of "
+        "INSTRUCTORS.md from the headings of lectures and exercises.",
+        examples=[("book pages", "after a lecture or an exercise was built")],
+        code=[
+            ("minifer/course/book/ledger.py", "rows, corrections and their cells"),
+            ("minifer/course/book/syllabus.py", "points and minutes"),
+        ],
+    )
+    site = add_command(
+        actions,
+        "site",
+        _site,
+        summary="make a website of the book",
+        about="Sphinx makes pages of the committed notebooks, of exercises, reference and results: "
+        "nothing is run, nothing fetched, and a warning is an error. Needs the extra docs.",
+        examples=[("book site", "then open lectures/site/index.html")],
+        code=[("minifer/course/site/build.py", "what becomes a page")],
+    )
+    site.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to, a folder of its own (default: lectures/site)",
+    )
     sabotage = add_command(
         actions,
         "sabotage",
@@ -138,6 +167,24 @@ def _lint(arguments: argparse.Namespace) -> int:
     problems = [problem for name in arguments.names or ["L"] for problem in lint(book, name)]
     print("\n".join(map(str, problems)) or "every rule is kept")
     return 1 if problems else 0
+
+
+def _pages(arguments: argparse.Namespace) -> int:
+    from minifer.course.book import ledger_page, syllabus
+
+    book = _find()
+    for path in (ledger_page.write_page(book), syllabus.write_tables(book)):
+        print(path.relative_to(book.root))
+    return 0
+
+
+def _site(arguments: argparse.Namespace) -> int:
+    from minifer.course.site.build import build_site
+
+    book = _find()
+    out = arguments.out or book.lectures / "site"
+    print(f"{build_site(book, out)} pages, begin with {out / 'index.html'}")
+    return 0
 
 
 def _sabotage(arguments: argparse.Namespace) -> int:

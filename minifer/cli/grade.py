@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
             ("grade", "all exercises"),
             ("grade 4.3", "one exercise"),
             ("grade 4 --json results.json", "a lecture's, for Gradescope"),
+            ("grade 4 --gradescope ex04.zip", "an autograder that Gradescope takes"),
             ("grade 4 --target solutions --seeds 5", "the solutions, with five seeds"),
             ("grade 4 --mutants", "the grader's own exam"),
         ],
@@ -57,6 +58,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--mutants", action="store_true", help="grade the grader; writes its matrix"
     )
+    parser.add_argument(
+        "--gradescope",
+        type=Path,
+        metavar="OUT.zip",
+        help="write an autograder for Gradescope, and grade nothing",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,10 +73,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {arguments.seeds}")
     book = find_book()
+    if arguments.gradescope:
+        return _gradescope(book, arguments)
     try:
         return _mutants(book, arguments) if arguments.mutants else _grade(book, arguments)
     except GraderError as error:
         return _broken([str(error)])
+
+
+def _gradescope(book: Any, arguments: argparse.Namespace) -> int:
+    from minifer.course.grading.autograder import write_autograder
+
+    found = write_autograder(book, arguments.ids, arguments.gradescope)
+    size = arguments.gradescope.stat().st_size / 1e6
+    print(f"{arguments.gradescope}: {size:.1f} MB, grades {', '.join(found)}")
+    return 0
 
 
 def _broken(errors: list[str]) -> int:

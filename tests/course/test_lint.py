@@ -113,6 +113,10 @@ def too_many_words(notebook: Any) -> None:
     prose(notebook).source += " word" * 4000
 
 
+def tagged(notebook: Any) -> None:
+    prose(notebook).metadata = {"tags": ["row-99"]}
+
+
 def no_exercises(notebook: Any) -> None:
     for cell in notebook.cells:
         cell.source = cell.source.replace("0.1", "0.9")
@@ -152,6 +156,7 @@ BROKEN: list[tuple[str, Callable[[Any], None]]] = [
     ("N18", append("colour = '#ff0000'")),
     ("N19", append("import urllib.request")),
     ("N21", no_takeaways),
+    ("N22", tagged),
 ]
 
 
@@ -163,7 +168,7 @@ def specimen(tmp_path: Path, change: Callable[[Any], None]) -> Lecture:
     for name in ("solutions", "exercises", "minifer", "kernels", "parcae"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "lectures").mkdir()
-    for name in ("figures", "results", "sabotages"):
+    for name in ("figures", "results", "sabotages", "claims.toml"):
         (tmp_path / "lectures" / name).symlink_to(ROOT / "lectures" / name)
     for path in (ROOT / "lectures").glob("L*.ipynb"):
         (tmp_path / "lectures" / path.name).symlink_to(path)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from minifer.course.book import ledger_page, syllabus
 from minifer.course.book.builder import Book, exercise_files, lecture_notebook
 from minifer.course.book.exercises import solution_blocks, stub_of
 from minifer.course.grading.mistakes import mistakes_file
@@ -34,6 +35,8 @@ def check(book: Book) -> list[str]:
         *_signatures(book),
         *_promoted(book),
         *_mutants(book),
+        *ledger_page.problems(book),
+        *syllabus.problems(book),
     ]
 
 

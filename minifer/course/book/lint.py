@@ -1,4 +1,4 @@
-"""The rules of a lecture, N1 to N20, checked on its built notebook. Running it is nbval's job.
+"""The rules of a lecture, N1 to N22, checked on its built notebook. Running it is nbval's job.
 
 A rule is a function of a `Lecture` that yields what is wrong with it. `RULES` lists them all.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minifer.course.book.builder import NBVAL_TAGS, Book
+from minifer.course.book.ledger import load_ledger
 from minifer.course.book.sabotage import load_sabotages
 
 MAX_CELL_LINES, MAX_CELL_WIDTH, MAX_SETUP_LINES = 30, 88, 12
@@ -343,6 +344,18 @@ def _ending(lecture: Lecture) -> Findings:
         yield lecture.name, f"{folded} folded answers, 5 questions are wanted"
 
 
+def _tags_known(lecture: Lecture) -> Findings:
+    known = {
+        *NBVAL_TAGS,
+        *itertools.chain(*NBVAL_TAGS.values()),
+        *load_ledger(lecture.book).entries,
+    }
+    known |= {"nbval-skip", "raises-exception"}  # N12 speaks of these
+    for cell in lecture.cells:
+        if unknown := set(_tags(cell)) - known:
+            yield cell.id, f"tagged {sorted(unknown)}: neither a kind nor in claims.toml"
+
+
 RULES: tuple[tuple[str, Callable[[Lecture], Findings]], ...] = (
     ("N1", _beginning),
     ("N2", _fragile_widgets),
@@ -365,6 +378,7 @@ RULES: tuple[tuple[str, Callable[[Lecture], Findings]], ...] = (
     ("N19", _network),
     ("N20", _sabotages),
     ("N21", _ending),
+    ("N22", _tags_known),
 )
 
 
