@@ -140,7 +140,7 @@ class EngineConfig:
     max_model_len: int | None = None  # None: what the model was trained for
     scheduling_policy: str = "fcfs"
     priority_ageing_steps: int | None = 1000  # steps of waiting worth one priority level
-    prefill_ageing: float = 0.1  # sjf, srpt: forgiven a step of waiting, of the token budget
+    prefill_ageing: float = 0.1  # sjf, srpt: tokens forgiven for each one computed meanwhile
     mlfq_quantum: int = 256  # tokens of the first level; each next one has twice as many
     mlfq_starvation_steps: int | None = 1000  # steps of waiting that lift a request to the first
     # KV look-up (stage 2)

@@ -59,6 +59,7 @@ class Request:
     # written by scheduling
     arrival: int = 0  # order of arrival
     arrival_step: int = 0
+    arrival_work: int = 0  # tokens that had been computed by then, for all requests together
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_preemptions: int = 0

@@ -15,7 +15,7 @@ from minifer.perf.costs import kv_bytes_per_token, num_parameters
 from minifer.perf.devices import DEVICES, Device
 from minifer.routing.policy import Role
 from minifer.simulation.cluster import Cluster, Link, NodeSpec
-from minifer.simulation.roofline_steps import RooflineSteps
+from minifer.simulation.steps.roofline import RooflineSteps
 
 A100, H100, H200 = DEVICES["A100-80GB-SXM"], DEVICES["H100-SXM"], DEVICES["H200-SXM"]
 LPU = DEVICES["Groq-LPU-v1"]

@@ -24,8 +24,8 @@ from minifer.claims.one_gpu import (
 from minifer.claims.sources import SARATHI
 from minifer.claims.studies import seeds
 from minifer.simulation.cluster import Cluster
-from minifer.simulation.metrics import measure
-from minifer.simulation.search import Capacity, Limit, Study, find_capacities
+from minifer.simulation.measures.metrics import measure
+from minifer.simulation.measures.search import Capacity, Limit, Study, find_capacities
 
 COUNT = 1_200  # requests of a run: in a short one no queue has the time to build up
 GAPS = (0.06, 0.1, 0.15, 0.5)  # P99 of the time between tokens, seconds
@@ -194,7 +194,7 @@ CLAIM = Claim(
     reproduce=reproduce,
     code=(
         ("minifer/scheduling/scheduler.py", "the budget of a step, with chunks and without"),
-        ("minifer/simulation/published_steps.py", "how long the steps of an A100 take"),
+        ("minifer/simulation/steps/published.py", "how long the steps of an A100 take"),
         ("minifer/claims/one_gpu.py", "the deployments"),
     ),
     trace="any format; its lengths are drawn from",

@@ -28,8 +28,8 @@ from minifer.claims.one_gpu import (
 from minifer.claims.sources import DISTSERVE, SPLITWISE, TALK
 from minifer.claims.studies import seeds
 from minifer.simulation.cluster import Cluster
-from minifer.simulation.metrics import Slo
-from minifer.simulation.search import Limit, Study, find_capacities
+from minifer.simulation.measures.metrics import Slo
+from minifer.simulation.measures.search import Limit, Study, find_capacities
 
 COUNT = 1_200  # requests a GPU
 FEW = 600  # requests in all, in the setting that misleads

@@ -33,7 +33,7 @@ from minifer.claims.sources import SPLITWISE, TALK
 from minifer.claims.studies import seeds
 from minifer.perf.costs import decode_cost, prefill_cost
 from minifer.perf.devices import Device
-from minifer.simulation.search import Limit, Study, find_capacities
+from minifer.simulation.measures.search import Limit, Study, find_capacities
 
 # What 90 % of the requests must keep beside the time a token, in seconds. Short ones: a run of fast
 # chips is over in a second, and a queue must show in it.
@@ -215,6 +215,6 @@ CLAIM = Claim(
     code=(
         ("minifer/claims/chip_pools.py", "the pools"),
         ("minifer/perf/devices.py", "what chips can do, with sources"),
-        ("minifer/simulation/roofline_steps.py", "how long their steps take at best"),
+        ("minifer/simulation/steps/roofline.py", "how long their steps take at best"),
     ),
 )

@@ -29,9 +29,9 @@ from minifer.claims.eviction import (
 )
 from minifer.claims.sources import MOONCAKE, S3_FIFO, SLEATOR_TARJAN, TALK
 from minifer.perf.load.traces import load_trace
-from minifer.simulation.arrivals import BLOCK
-from minifer.simulation.published import PUBLISHED
-from minifer.simulation.trace_like import like
+from minifer.simulation.workloads.arrivals import BLOCK
+from minifer.simulation.workloads.published import PUBLISHED
+from minifer.simulation.workloads.trace_like import like
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 POLICIES: dict[str, Callable[[int], Cache]] = {

@@ -10,13 +10,13 @@ from minifer.config import EngineConfig
 from minifer.perf.load.arrivals import arrival_times
 from minifer.perf.load.traces import load_trace
 from minifer.routing.policy import Role
-from minifer.simulation.arrivals import Arrival
 from minifer.simulation.cluster import Cluster, Link, NodeSpec, identical
-from minifer.simulation.generator import open_loop
-from minifer.simulation.lengths import Lengths
-from minifer.simulation.published import PUBLISHED
-from minifer.simulation.published_steps import PUBLISHED_STEPS
-from minifer.simulation.step_times import StepTimes
+from minifer.simulation.steps.published import PUBLISHED_STEPS
+from minifer.simulation.steps.times import StepTimes
+from minifer.simulation.workloads.arrivals import Arrival
+from minifer.simulation.workloads.generator import open_loop
+from minifer.simulation.workloads.lengths import Lengths
+from minifer.simulation.workloads.published import PUBLISHED
 
 A100 = PUBLISHED_STEPS["distserve-opt-13b-a100-tp1"]
 A100_PAIR = PUBLISHED_STEPS["distserve-opt-13b-a100-tp2"]  # tensor parallel over two

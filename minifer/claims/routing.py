@@ -15,12 +15,12 @@ from minifer.claims.sources import SMG_PRE_PREFILL, TALK, TOGETHER_CPD
 from minifer.claims.studies import PAST_SATURATION, change, hollow, seeds, shown
 from minifer.config import EngineConfig
 from minifer.routing.policy import Role
-from minifer.simulation.arrivals import BLOCK, Workload
 from minifer.simulation.cluster import Cluster, NodeSpec, StoreLevel
-from minifer.simulation.generator import cold_warm
-from minifer.simulation.metrics import Slo
-from minifer.simulation.published_steps import PUBLISHED_STEPS
-from minifer.simulation.search import Capacity, Limit, Study, find_capacities
+from minifer.simulation.measures.metrics import Slo
+from minifer.simulation.measures.search import Capacity, Limit, Study, find_capacities
+from minifer.simulation.steps.published import PUBLISHED_STEPS
+from minifer.simulation.workloads.arrivals import BLOCK, Workload
+from minifer.simulation.workloads.generator import cold_warm
 
 KV_BYTES = 70_272  # of a token, DeepSeek-V3's attention (MLA) in bfloat16
 STORE = StoreLevel("cluster", 0, 50e9)  # bytes/s at which a stored prefix is loaded

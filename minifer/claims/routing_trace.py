@@ -14,14 +14,14 @@ from pathlib import Path
 
 from minifer.claims.claim import Settings, Table
 from minifer.perf.load.traces import load_trace
-from minifer.simulation.arrivals import BLOCK, Arrival
 from minifer.simulation.cluster import Cluster, StoreLevel
+from minifer.simulation.measures.pool import new_pool
 from minifer.simulation.result import RequestRecord
-from minifer.simulation.search import new_pool
 from minifer.simulation.simulator import simulate
-from minifer.simulation.step_times import StepTimes
-from minifer.simulation.traces import recognise, trace_workload
-from minifer.simulation.workload_statistics import blocks_found
+from minifer.simulation.steps.times import StepTimes
+from minifer.simulation.workloads.arrivals import BLOCK, Arrival
+from minifer.simulation.workloads.statistics import blocks_found
+from minifer.simulation.workloads.traces import recognise, trace_workload
 
 PATIENCE, TIMES, SHARE = 1.0, 3.0, 0.95
 LOWEST, HIGHEST, TOLERANCE = 0.2, 24.0, 0.03  # requests/s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minifer.kernels.mega.shapes import MODELS as SMALL
-from minifer.simulation.named_steps import MODELS
+from minifer.simulation.steps.named import MODELS
 
 SMOLLM2_135M = SMALL["smollm2-135m"]
 LLAMA_1B = MODELS["llama-1b"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from minifer.claims.claim import Settings
-from minifer.simulation.search import Capacity
+from minifer.simulation.measures.search import Capacity
 
 
 def seeds(settings: Settings, count: int) -> tuple[int, ...]:

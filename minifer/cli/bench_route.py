@@ -44,7 +44,10 @@ def add(benchmarks: Any) -> None:
         code=[
             ("minifer/serving/replicas/", "the router and its replicas"),
             ("minifer/routing/", "the policies"),
-            ("minifer/simulation/routing_bench.py", "what is measured, and what predicted"),
+            (
+                "minifer/simulation/calibration/routing_bench.py",
+                "what is measured, and what predicted",
+            ),
         ],
         prog="minifer bench",
     )
@@ -99,8 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     bench = _benchmark(arguments)
     with session.few_collections():
         from minifer.serving.replicas.run import prompt_reader
-        from minifer.simulation.routing_bench import bench_routing
-        from minifer.simulation.routing_report import draw, table
+        from minifer.simulation.calibration.routing_bench import bench_routing
+        from minifer.simulation.calibration.routing_report import draw, table
     reader = prompt_reader(config)
     count = arguments.replicas * len(arguments.policies)
     session.note(f"starting {count} engines, {arguments.replicas} for each policy")

@@ -119,8 +119,8 @@ ENGINE_HELP: Mapping[str, tuple[str, str]] = {
     "priority_ageing_steps": ("N", "steps of waiting worth one level of priority; none: never"),
     "prefill_ageing": (
         "X",
-        "sjf, srpt: prefill forgiven for each step of waiting, as a share of the token budget; 0: "
-        "none, and long prompts may wait for ever",
+        "sjf, srpt: tokens of prefill that a request is forgiven for each one computed while it "
+        "waits; 0: none, and long prompts may wait for ever",
     ),
     "mlfq_quantum": ("N", "mlfq: tokens of the first level; each next one has twice as many"),
     "mlfq_starvation_steps": (

@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
             ("minifer/async_llm.py", "one engine thread, any number of callers"),
             ("minifer/serving/replicas/", "several engines, and the router before them"),
             ("minifer/serving/disaggregation/", "prompts here, answers there"),
-            ("minifer/serving/ray_serve.py", "the same on the nodes of a Ray cluster"),
+            ("minifer/serving/ray_serve/", "the same on the nodes of a Ray cluster"),
         ],
     )
     add_model_option(parser)
@@ -168,7 +168,7 @@ def _event_log(llm: AsyncLLM, file: Path | None) -> Iterator[None]:
         yield
         return
     from minifer.events import JSONLSink
-    from minifer.simulation.record import config_event
+    from minifer.simulation.calibration.record import config_event
 
     with JSONLSink(file) as sink:
         sink.write(config_event(llm.engine))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from minifer.cli import session
 from minifer.cli.parser import Parser
 from minifer.config import EngineConfig
-from minifer.serving.ray_settings import LOCAL, RaySettings
+from minifer.serving.ray_serve.settings import LOCAL, RaySettings
 
 if TYPE_CHECKING:
     from minifer.serving.settings import ServerSettings
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace, config: EngineConfig, settings: ServerSet
     from minifer.weights.resolve import resolve_model
 
     try:
-        from minifer.serving.ray_serve import run_ray
+        from minifer.serving.ray_serve.deployment import run_ray
     except ImportError as error:
         if (error.name or "").startswith("minifer"):
             raise

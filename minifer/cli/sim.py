@@ -27,8 +27,8 @@ def add(commands: Any) -> None:
         ],
         code=[
             ("minifer/simulation/simulator.py", "the clock, and what happens on it"),
-            ("minifer/simulation/step_times.py", "how long a step takes"),
-            ("minifer/simulation/metrics.py", "what a run was worth"),
+            ("minifer/simulation/steps/times.py", "how long a step takes"),
+            ("minifer/simulation/measures/metrics.py", "what a run was worth"),
         ],
     )
     simulations = parser.add_subparsers(

@@ -13,8 +13,8 @@ from minifer.cli.sim_traffic import SIMULATED
 from minifer.config import EngineConfig
 
 if TYPE_CHECKING:
-    from minifer.simulation.arrivals import Workload
     from minifer.simulation.cluster import Cluster, NodeSpec, StoreLevel
+    from minifer.simulation.workloads.arrivals import Workload
 
 STEPS = "distserve-opt-13b-a100-tp1"
 _KV_TOKENS = 65_536  # of a node: what is left beside the weights of OPT-13B, about
@@ -46,7 +46,12 @@ def add_deployment_options(parser: Parser) -> None:
     add("--store-tokens", type=int, default=0, metavar="N", help="of a store that all nodes share")
     add("--store", type=float, metavar="GB/S", help=f"loading from it (default: {_STORE_SPEED:g})")
     add("--kv-bytes", type=float, metavar="N", help="of a token (default: of the steps' model)")
-    add("--reject", type=float, metavar="S", help="refuse whose prefill would end later than that")
+    add(
+        "--reject",
+        type=float,
+        metavar="S",
+        help="refuse whose prefill would end later than that; what decoding delays is not foreseen",
+    )
     add("--list", action="store_true", help="print the names of steps and routers, and end")
     add_engine_options(parser, SIMULATED)
 
@@ -54,8 +59,8 @@ def add_deployment_options(parser: Parser) -> None:
 def names() -> str:
     """Of step times and routers, a line each."""
     from minifer.routing.policies import POLICIES, policy_options
-    from minifer.simulation.named_steps import MODELS
-    from minifer.simulation.published_steps import PUBLISHED_STEPS
+    from minifer.simulation.steps.named import MODELS
+    from minifer.simulation.steps.published import PUBLISHED_STEPS
 
     lines = [f"  {name:32}{steps.source}" for name, steps in PUBLISHED_STEPS.items()]
     lines.append(f"  roofline:MODEL:DEVICE           MODEL is one of {', '.join(MODELS)}")
@@ -68,9 +73,9 @@ def cluster_of(arguments: argparse.Namespace, traffic: Workload) -> Cluster:
     be stored. Raises `ValueError` for a bad option."""
     from minifer.routing.policy import Role
     from minifer.simulation.cluster import Cluster, Link, identical
-    from minifer.simulation.named_steps import find_kv_bytes, find_steps
     from minifer.simulation.rejection import PredictedTTFT
-    from minifer.simulation.workload_statistics import requests_of
+    from minifer.simulation.steps.named import find_kv_bytes, find_steps
+    from minifer.simulation.workloads.statistics import requests_of
 
     counts = _counts(arguments)
     requests = list(requests_of(traffic))
@@ -145,7 +150,7 @@ def _counts(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def _engine(arguments: argparse.Namespace, longest: int) -> EngineConfig:
-    from minifer.simulation.arrivals import BLOCK
+    from minifer.simulation.workloads.arrivals import BLOCK
 
     given: dict[str, Any] = {"block_size": BLOCK, **engine_fields(arguments)}
     config = EngineConfig.from_kwargs(**given)

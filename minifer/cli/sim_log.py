@@ -26,8 +26,8 @@ from minifer.cli.sim_traffic import (
 )
 
 if TYPE_CHECKING:
-    from minifer.simulation.fit import StepFit
-    from minifer.simulation.validate import MetricErrors, Validation
+    from minifer.simulation.calibration.fit import StepFit
+    from minifer.simulation.calibration.validate import MetricErrors, Validation
 
 _SHORT = "short"  # what a small model on a CPU can serve
 
@@ -49,7 +49,7 @@ def add_record(simulations: Any) -> None:
             ("sim record log.jsonl --model minifer-tiny --max-num-seqs 4", "a small engine"),
         ],
         code=[
-            ("minifer/simulation/record.py", "who is admitted when"),
+            ("minifer/simulation/calibration/record.py", "who is admitted when"),
             ("minifer/events.py", "the events"),
         ],
         prog="minifer sim",
@@ -82,7 +82,7 @@ def run_record(arguments: argparse.Namespace) -> int:
 
         from minifer.engine import Engine
         from minifer.events import JSONLSink
-        from minifer.simulation.record import BusyClock, record, warm_up
+        from minifer.simulation.calibration.record import BusyClock, record, warm_up
         from minifer.weights.resolve import load_model
 
         loaded = load_model(config.model, config.dtype, config.device, config.quantize)
@@ -119,8 +119,8 @@ def add_fit(simulations: Any) -> None:
             ("sim fit log.jsonl --json steps.json", "for `minifer sim run --steps steps.json`"),
         ],
         code=[
-            ("minifer/simulation/fit.py", "the fit"),
-            ("minifer/simulation/step_log.py", "what is read from a log"),
+            ("minifer/simulation/calibration/fit.py", "the fit"),
+            ("minifer/simulation/calibration/step_log.py", "what is read from a log"),
         ],
         prog="minifer sim",
     )
@@ -130,8 +130,8 @@ def add_fit(simulations: Any) -> None:
 
 def run_fit(arguments: argparse.Namespace) -> int:
     check_output("--json", arguments.json)
-    from minifer.simulation.fit import fit_steps
-    from minifer.simulation.step_log import read_log
+    from minifer.simulation.calibration.fit import fit_steps
+    from minifer.simulation.calibration.step_log import read_log
 
     log = read_log(arguments.log)
     fit = fit_steps(log.steps, f"fitted to {arguments.log.name}")
@@ -158,8 +158,8 @@ def add_validate(simulations: Any) -> None:
             ("sim validate log.jsonl --max-num-seqs 8", "had the engine been another: far"),
         ],
         code=[
-            ("minifer/simulation/validate.py", "the replay and the comparison"),
-            ("minifer/simulation/fit.py", "the fit"),
+            ("minifer/simulation/calibration/validate.py", "the replay and the comparison"),
+            ("minifer/simulation/calibration/fit.py", "the fit"),
         ],
         prog="minifer sim",
     )
@@ -171,8 +171,8 @@ def add_validate(simulations: Any) -> None:
 def run_validate(arguments: argparse.Namespace) -> int:
     check_output("--json", arguments.json)
     from minifer.config import EngineConfig
-    from minifer.simulation.step_log import read_log
-    from minifer.simulation.validate import AIMS, validate
+    from minifer.simulation.calibration.step_log import read_log
+    from minifer.simulation.calibration.validate import AIMS, validate
 
     log = read_log(arguments.log)
     options = engine_fields(arguments)

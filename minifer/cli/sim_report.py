@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minifer.simulation.capacity import Capacity
-    from minifer.simulation.intervals import Interval
-    from minifer.simulation.metrics import Percentiles, RunMetrics
+    from minifer.simulation.measures.capacity import Capacity
+    from minifer.simulation.measures.intervals import Interval
+    from minifer.simulation.measures.metrics import Percentiles, RunMetrics
 
 _SERIES = {
     "ttft": "TTFT",

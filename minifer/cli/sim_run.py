@@ -24,8 +24,8 @@ from minifer.cli.sim_traffic import (
 
 if TYPE_CHECKING:
     from minifer.perf.load.traces import Trace
-    from minifer.simulation.arrivals import Workload
     from minifer.simulation.cluster import Cluster
+    from minifer.simulation.workloads.arrivals import Workload
 
 _WORKLOAD = "azure-short"
 _LOW = 1 / 64  # of the rate that a search begins with
@@ -54,8 +54,8 @@ def add(simulations: Any) -> None:
         ],
         code=[
             ("minifer/simulation/simulator.py", "what happens when"),
-            ("minifer/simulation/metrics.py", "what each figure means"),
-            ("minifer/simulation/saturation.py", "when a run is no result"),
+            ("minifer/simulation/measures/metrics.py", "what each figure means"),
+            ("minifer/simulation/measures/saturation.py", "when a run is no result"),
             ("minifer/routing/policies.py", "routers and their options"),
         ],
         prog="minifer sim",
@@ -88,27 +88,30 @@ def run(arguments: argparse.Namespace) -> int:
         print(names())
         return 0
     _check(arguments)
-    from minifer.simulation.metrics import parse_limits
+    from minifer.simulation.measures.metrics import check_warmup, measure, parse_limits
+    from minifer.simulation.simulator import check_run, simulate
 
     slo = parse_limits(arguments.slo)
     trace = open_trace(arguments)
     rates = arguments.rate or [None]
-    cluster = cluster_of(arguments, workload_at(arguments, rates[0], trace))
+    workloads = [workload_at(arguments, rate, trace) for rate in rates]
+    cluster = cluster_of(arguments, workloads[0])
+    for workload in workloads:
+        check_run(workload, cluster)
+        check_warmup(workload, arguments.warmup)
     print(_title(arguments, cluster))
     if arguments.capacity is not None:
         return _search(arguments, cluster, trace, slo)
-    from minifer.simulation.metrics import measure
-    from minifer.simulation.simulator import simulate
 
     runs = {}
-    for rate in rates:
-        result = simulate(workload_at(arguments, rate, trace), cluster)
+    for rate, workload in zip(rates, workloads, strict=True):
+        result = simulate(workload, cluster)
         metrics = measure(result, slo, warmup=arguments.warmup, seed=arguments.seed)
         runs[metrics.offered if rate is None else rate] = metrics
     one = len(runs) == 1
     print(run_table(metrics) if one else rates_table(runs))
     if arguments.plot:
-        from minifer.simulation import plot
+        from minifer.simulation.measures import plot
 
         title = _title(arguments, cluster)
         if one:
@@ -126,8 +129,9 @@ def _key(rate: float) -> str:
 def _search(
     arguments: argparse.Namespace, cluster: Cluster, trace: Trace | None, slo: dict[str, float]
 ) -> int:
-    from minifer.simulation.search import Limit, Study, find_capacity, new_pool
-    from minifer.simulation.workloads import WORKLOADS
+    from minifer.simulation.measures.pool import new_pool
+    from minifer.simulation.measures.search import Limit, Study, find_capacity
+    from minifer.simulation.workloads.named import WORKLOADS
 
     traffic = partial(_traffic, arguments, trace)
     study = Study(cluster, traffic, slo=slo, warmup=arguments.warmup)

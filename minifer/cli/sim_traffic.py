@@ -10,7 +10,7 @@ from minifer.cli import session
 
 if TYPE_CHECKING:
     from minifer.perf.load.traces import Trace
-    from minifer.simulation.arrivals import Workload
+    from minifer.simulation.workloads.arrivals import Workload
 
 COUNT = 1_000  # requests or sessions, unless --requests or a trace says otherwise
 
@@ -52,8 +52,8 @@ def workload_at(
     arguments: argparse.Namespace, rate: float | None, trace: Trace | None = None
 ) -> Workload:
     """The traffic of the options. rate: None is the workload's own. trace: of `open_trace`."""
-    from minifer.simulation.traces import trace_workload
-    from minifer.simulation.workloads import make_workload
+    from minifer.simulation.workloads.named import make_workload
+    from minifer.simulation.workloads.traces import trace_workload
 
     if trace is not None:
         return trace_workload(trace, rate=rate)
@@ -66,7 +66,7 @@ def open_trace(arguments: argparse.Namespace) -> Trace | None:
     if arguments.trace is None:
         return None
     from minifer.perf.load.traces import load_trace
-    from minifer.simulation.traces import recognise
+    from minifer.simulation.workloads.traces import recognise
 
     known = recognise(arguments.trace)
     trace = load_trace(arguments.trace).select(arguments.requests, arguments.max_total_len)

@@ -18,7 +18,7 @@ from minifer.cli.sim_traffic import (
 )
 
 if TYPE_CHECKING:
-    from minifer.simulation.workload_statistics import LengthStatistics, WorkloadStatistics
+    from minifer.simulation.workloads.statistics import LengthStatistics, WorkloadStatistics
 
 
 def add(simulations: Any) -> None:
@@ -37,9 +37,9 @@ def add(simulations: Any) -> None:
             ("sim workload chat --out requests.jsonl", "write every request as a line of JSON"),
         ],
         code=[
-            ("minifer/simulation/generator.py", "traffic from a seed"),
-            ("minifer/simulation/published.py", "statistics of public traces"),
-            ("minifer/simulation/workload_statistics.py", "what each figure means"),
+            ("minifer/simulation/workloads/generator.py", "traffic from a seed"),
+            ("minifer/simulation/workloads/published.py", "statistics of public traces"),
+            ("minifer/simulation/workloads/statistics.py", "what each figure means"),
         ],
         prog="minifer sim",
     )
@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         for name in ("rate", "out", "json", "requests"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} needs a workload's NAME or a --trace")
-    from minifer.simulation.workload_statistics import describe, with_waits
-    from minifer.simulation.workloads import WORKLOADS
+    from minifer.simulation.workloads.named import WORKLOADS
+    from minifer.simulation.workloads.statistics import describe, with_waits
 
     if arguments.workload is None and arguments.trace is None:
         for name, workload in WORKLOADS.items():

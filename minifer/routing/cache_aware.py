@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from minifer.routing.policy import Decision, ReplicaState, RoutingRequest
-from minifer.routing.pools import available, cached_tokens, decide, least, require
+from minifer.routing.pools import available, cached_tokens, check_least, check_shares, decide, least
 
 
 def imbalanced(loads: Sequence[int], balance_abs: int = 64, balance_rel: float = 1.5) -> bool:
@@ -40,10 +40,9 @@ class CacheAware:
         balance_rel: float = 1.5,
         max_tree_tokens: int = 2**24,
     ) -> None:
-        require(0 <= cache_threshold <= 1, "cache_threshold", cache_threshold, "in [0, 1]")
-        require(balance_abs >= 0, "balance_abs", balance_abs, "at least 0")
-        require(balance_rel >= 1, "balance_rel", balance_rel, "at least 1")
-        require(max_tree_tokens >= 1, "max_tree_tokens", max_tree_tokens, "at least 1")
+        check_shares(cache_threshold=cache_threshold)
+        check_least(0, balance_abs=balance_abs)
+        check_least(1, balance_rel=balance_rel, max_tree_tokens=max_tree_tokens)
         self.cache_threshold = cache_threshold
         self.balance_abs = balance_abs
         self.balance_rel = balance_rel

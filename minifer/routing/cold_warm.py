@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from minifer.routing.balancing import LeastWork
 from minifer.routing.policy import Decision, ReplicaState, Role, RoutingPolicy, RoutingRequest
-from minifer.routing.pools import available, cached_tokens, require
+from minifer.routing.pools import available, cached_tokens, check_least, check_shares
 
 
 def is_cold(
@@ -52,9 +52,8 @@ class ColdWarm:
         soft: bool = False,
         within: RoutingPolicy | None = None,
     ) -> None:
-        require(0 <= match_threshold <= 1, "match_threshold", match_threshold, "in [0, 1]")
-        require(unmatched >= 0, "unmatched", unmatched, "at least 0")
-        require(min_tokens >= 0, "min_tokens", min_tokens, "at least 0")
+        check_shares(match_threshold=match_threshold)
+        check_least(0, unmatched=unmatched, min_tokens=min_tokens)
         self.match_threshold = match_threshold
         self.unmatched = unmatched
         self.min_tokens = min_tokens

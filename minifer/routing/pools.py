@@ -59,6 +59,18 @@ def decide(
     return Decision(replica.name, cached_tokens(replica.name, request, matched), reason)
 
 
+def check_shares(**options: float) -> None:
+    """Each must be in [0, 1]. Raises as `require`."""
+    for name, value in options.items():
+        require(0 <= value <= 1, name, value, "in [0, 1]")
+
+
+def check_least(least: float, **options: float) -> None:
+    """Each must be at least that. Raises as `require`."""
+    for name, value in options.items():
+        require(value >= least, name, value, f"at least {least}")
+
+
 def require(ok: bool, name: str, value: object, limit: str) -> None:
     """Check an option of a policy. Raises `ValueError` naming option, value and limit."""
     if not ok:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 
 from minifer.routing.policy import Decision, ReplicaState, RoutingRequest
-from minifer.routing.pools import available, cached_tokens, decide, require
+from minifer.routing.pools import available, cached_tokens, check_least, check_shares, decide
 
 
 class PrefixAffinity:
@@ -34,9 +34,8 @@ class PrefixAffinity:
         match_threshold: float = 0.3,
         hash_blocks: int = 4,
     ) -> None:
-        require(load_factor >= 1, "load_factor", load_factor, "at least 1")
-        require(0 <= match_threshold <= 1, "match_threshold", match_threshold, "in [0, 1]")
-        require(hash_blocks >= 1, "hash_blocks", hash_blocks, "at least 1")
+        check_shares(match_threshold=match_threshold)
+        check_least(1, load_factor=load_factor, hash_blocks=hash_blocks)
         self.load_factor = load_factor
         self.match_threshold = match_threshold
         self.hash_blocks = hash_blocks

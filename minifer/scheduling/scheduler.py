@@ -40,19 +40,19 @@ class Scheduler:
         proposer: Proposer | None = None,
         measure: Measure | None = None,
     ) -> None:
-        """measure: how `sjf` and `srpt` measure requests; None: in tokens and steps."""
+        """measure: how `sjf` and `srpt` measure requests; None: in tokens."""
         self.config = config
         self.kv = kv
         self.proposer = proposer  # None: no speculation
         self.running: list[Request] = []
-        step = config.max_num_batched_tokens  # what is done while a request waits for one step
-        tokens = Measure(self._prefill_left, lambda r: r.arrival_step * step)
+        tokens = Measure(self._prefill_left, lambda r: r.arrival_work)
         self._measure = tokens if measure is None else measure
         self.waiting: Policy = self._make_policy()
         self.loading: list[Request] = []  # out of the queue until their KV is here from the disk
         self.num_preemptions = 0
         self._events = events if events is not None else EventBus()
         self._step = 0
+        self._work = 0  # tokens computed so far
         self._arrivals = 0
 
     def _make_policy(self) -> Policy:
@@ -78,7 +78,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Put an admitted request into the queue."""
         self._arrivals += 1
-        request.arrival, request.arrival_step = self._arrivals, self._step
+        request.arrival = self._arrivals
+        request.arrival_step, request.arrival_work = self._step, self._work
         self.waiting.add(request)
 
     def finish(self, request: Request) -> None:
@@ -105,7 +106,8 @@ class Scheduler:
         child.status, child.arrival = RequestStatus.RUNNING, parent.arrival
         if child.group is not parent.group:
             self._arrivals += 1
-            child.arrival, child.arrival_step = self._arrivals, self._step
+            child.arrival = self._arrivals
+            child.arrival_step, child.arrival_work = self._step, self._work
         child.num_computed_tokens = parent.num_computed_tokens
         self.running.insert(self.running.index(parent) + max(1, child.index), child)
 
@@ -300,6 +302,7 @@ class Scheduler:
         time (a simulator does that while nothing could change it).
         """
         self._step += steps - 1
+        self._work += steps * plan.num_completed_tokens
         self.waiting.served(plan.scheduled, steps)
         for entry in plan.scheduled:
             if entry.completed:

@@ -4,17 +4,17 @@ Nothing is decided here that an engine or a router decides: a simulated node run
 `KVCacheManager`, a simulated cluster the policies of `minifer.routing`. What is made up is time
 (`StepTimes`) and traffic (`Arrival`s with lengths, and with names where a prompt has blocks).
 
-=============================================  ====================================================
-`cluster.py`, `simulator.py`, `result.py`      what is simulated, how, and what comes out
-`replica.py`, `sim_request.py`                 one node, and what stands for a request there
-`comings.py`, `flight.py`, `keys.py`           requests on their way, and the names of their blocks
-`store.py`, `rejection.py`                     KV below the device; turning requests away
-`arrivals.py`, `generator.py`, `workloads.py`  traffic from a seed
-`traces.py`, `trace_like.py`, `published.py`   traffic as it was recorded, or like it
-`step_times.py`, `named_steps.py` and others   seconds of a step: fixed, fitted, from a data sheet
-`fit.py`, `validate.py`, `record.py`           prices from an engine's log, and how right they are
-`metrics.py`, `saturation.py`, `search.py`     what a run was worth, and the rate that is too high
-=============================================  ====================================================
+======================================  ===========================================================
+`cluster.py`, `result.py`               what is simulated, and what comes out
+`simulator.py`, `replica.py`            the clock and what happens on it; one node
+`comings.py`, `flight.py`, `keys.py`    requests on their way, and the names of their blocks
+`sim_request.py`, `backlog.py`          what stands for one at a node, and what is left to prefill
+`store.py`, `rejection.py`              KV below the device; turning requests away
+`workloads/`                            traffic: from a seed, as it was recorded, or like it
+`steps/`                                seconds of a step: fixed, fitted, from a data sheet
+`measures/`                             what a run was worth, and the rate that is too high
+`calibration/`                          prices from an engine's log, and how right they are
+======================================  ===========================================================
 
 Cold prompts on a node of their own, against two nodes for everybody: prompts of 84,000 tokens, of
 which one in ten has not been seen before; whole, one at a time, one request a second.
@@ -22,8 +22,8 @@ which one in ten has not been seen before; whole, one at a time, one request a s
 >>> from minifer.config import EngineConfig
 >>> from minifer.routing.policy import Role
 >>> from minifer.simulation.cluster import Cluster, NodeSpec, StoreLevel
->>> from minifer.simulation.generator import cold_warm
->>> from minifer.simulation.named_steps import find_steps
+>>> from minifer.simulation.workloads.generator import cold_warm
+>>> from minifer.simulation.steps.named import find_steps
 >>> from minifer.simulation.simulator import simulate
 >>> one_by_one = EngineConfig(
 ...     block_size=4096, num_kv_blocks=60, enable_prefix_caching=False,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from minifer.config import EngineConfig
 from minifer.routing.policies import make_policy
 from minifer.routing.policy import Role, RoutingPolicy
-from minifer.simulation.arrivals import BLOCK
 from minifer.simulation.rejection import Rejection
-from minifer.simulation.step_times import StepTimes
+from minifer.simulation.steps.times import StepTimes
+from minifer.simulation.workloads.arrivals import BLOCK
 
 Router = str | Callable[[], RoutingPolicy]  # what `make_policy` reads, or what makes a new one
 
@@ -70,8 +70,7 @@ class NodeSpec:
     computes is written to all of them. prefetch: a request waits outside of the queue while its KV
     comes from the store, one request at a time, and others compute meanwhile; without it the load
     is part of the request's first step, which is what a copy from DRAM is. in_tokens: `sjf` and
-    `srpt` measure requests as an engine does, in tokens and steps; else in seconds, which here are
-    known.
+    `srpt` measure requests as an engine does, in tokens; else in seconds, which here are known.
     """
 
     name: str

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minifer.routing.policy import Role
-from minifer.simulation.arrivals import Arrival, Conversation, Workload
 from minifer.simulation.cluster import Cluster
+from minifer.simulation.workloads.arrivals import Arrival, Conversation, Workload
 
 
 @dataclass(frozen=True, slots=True)

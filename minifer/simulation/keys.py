@@ -15,7 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minifer.kv.prefix_key import PrefixKey
-from minifer.simulation.arrivals import BLOCK
+from minifer.simulation.workloads.arrivals import BLOCK
+
+
+def check_block_size(block_size: int, name_tokens: int) -> None:
+    """Raise `ValueError` unless blocks and names divide each other."""
+    if block_size % name_tokens and name_tokens % block_size:
+        raise ValueError(
+            f"block_size must divide {name_tokens}, the tokens of a block's name, or be a multiple "
+            f"of it; got {block_size}"
+        )
 
 
 class KeyTree:
@@ -27,14 +36,6 @@ class KeyTree:
         self.name_tokens = name_tokens
         self._children: dict[tuple[bytes, tuple[int, ...]], PrefixKey] = {}
         self._count = 0
-
-    def check(self, block_size: int) -> None:
-        """Raise `ValueError` unless blocks and names divide each other."""
-        if block_size % self.name_tokens and self.name_tokens % block_size:
-            raise ValueError(
-                f"block_size must divide {self.name_tokens}, the tokens of a block's name, or be "
-                f"a multiple of it; got {block_size}"
-            )
 
     def keys(self, block_size: int, names: Sequence[int], num_tokens: int) -> list[PrefixKey]:
         """Keys of the full blocks among `num_tokens` tokens that begin with `names`."""

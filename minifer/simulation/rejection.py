@@ -1,10 +1,13 @@
 """Turning requests away as they come, before they cost anything (Mooncake, FAST '25, section 7).
 
 A request that will miss its limit is better told so at once: its prefill is not wasted, and those
-behind it wait less. What to look at is the question. The load of the decode nodes *now* says
-little about the time when the request gets there: judged by it, requests are let in while decoding
-is idle and arrive together when it is full, so the load swings. The load *predicted* for that time
-does not.
+behind it wait less. Mooncake refuses whose first token, or whose gaps between tokens, would be too
+late; here each is a rule of its own: `PredictedTTFT` foresees prefill and nothing of decoding,
+`DecodeLoad` counts those that will decode together, and no seconds.
+
+What to look at is the question. The load of the decode nodes *now* says little about the time when
+the request gets there: judged by it, requests are let in while decoding is idle and arrive together
+when it is full, so the load swings. The load *predicted* for that time does not.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ from minifer.routing.policy import ReplicaState
 from minifer.scheduling.plan import SchedulePlan
 from minifer.scheduling.policies import Measure
 from minifer.scheduling.scheduler import Scheduler
+from minifer.simulation.backlog import Backlog
 from minifer.simulation.cluster import NodeSpec
 from minifer.simulation.result import NodeRecord, RequestRecord
 from minifer.simulation.sim_request import SimRequest
 from minifer.simulation.store import LevelState, NodeStore
 
 MAX_STRETCH = 64  # steps that one event may stand for; longer ones are mostly cut
-_SOON = 1e-9  # seconds: a backlog that is not nothing
 
 
 class Replica:
@@ -71,11 +71,9 @@ class Replica:
         self.sending_until = 0.0  # its link is busy
         self.loading_until = 0.0  # so is its store, where it prefetches
         self.first_tokens: list[RequestRecord] = []  # of the last step
-        self._state = ReplicaState(spec.name, spec.role)
+        self._backlog = Backlog(self._compute_seconds)
+        self._num_requests = 0
         self._coming: list[SimRequest] = []  # since the last step was planned
-        self._prefilling: dict[SimRequest, None] = {}  # whose first token here is still to come
-        self._progress: list[tuple[SimRequest, int, float]] = []  # what will be left after the step
-        self._relief = 0.0  # seconds by which the step shortens the backlog
         self._coast = coast
         self._started = 0.0
         self._ends = array("d")  # of the step, and of those that repeat it
@@ -112,36 +110,25 @@ class Replica:
         request.record.path += (self.spec.name,)
         if not request.received:
             self.expect()
-            self._prefilling[request] = None
             self._forecast(request)
         self._coming.append(request)
 
     def _forecast(self, request: SimRequest) -> None:
         reused, load = self.reusable(request)
         seconds = load + self._compute_seconds(request, reused)
-        self._set_left(request, request.num_tokens - reused, seconds)
-
-    def _set_left(self, request: SimRequest, tokens: int, seconds: float) -> None:
-        state = self._state
-        state.prefill_tokens += tokens - request.prefill_tokens
-        state.prefill_seconds += seconds - request.prefill_seconds
-        request.prefill_tokens, request.prefill_seconds = tokens, seconds
-        if not tokens:
-            self._prefilling.pop(request, None)
-            if not self._prefilling:
-                state.prefill_seconds = 0.0  # exact, whatever the rounding of the sums
+        self._backlog.put(request, request.num_tokens - reused, seconds)
 
     def finish(self, request: SimRequest, hold: bool = False) -> list[int]:
         """Take a request out; hold: keep its blocks until `let_go`, and return them."""
         held = list(request.block_table) if hold else []
         self.kv.pool.acquire(held)
         self.scheduler.finish(request)
-        self._state.num_requests -= 1
+        self._num_requests -= 1
         return held
 
     def expect(self) -> None:
         """Count a request that is on its way here."""
-        self._state.num_requests += 1
+        self._num_requests += 1
 
     def let_go(self, held: Sequence[int]) -> None:
         """Blocks that were kept are free."""
@@ -149,19 +136,15 @@ class Replica:
 
     def look(self, now: float) -> ReplicaState:
         """How the router sees this node now."""
-        state, pool = self._state, self.kv.pool
+        backlog, pool = self._backlog, self.kv.pool
         used = pool.num_blocks - pool.num_free
-        prefilling = sum(len(request.block_table) for request in self._prefilling)
-        seconds = state.prefill_seconds
-        if self.plan is not None and self._relief > 0:
-            seconds -= self._relief * (now - self._started) / (self._ends[-1] - self._started)
         return ReplicaState(
-            state.name,
-            state.role,
-            state.num_requests,
-            state.prefill_tokens,
-            max(seconds, _SOON) if state.prefill_tokens else 0.0,
-            max(0, used - prefilling),
+            self.spec.name,
+            self.spec.role,
+            self._num_requests,
+            backlog.tokens,
+            backlog.seconds(now, now if self.plan is None else self.ends_at),
+            max(0, used - backlog.num_blocks),
             used / pool.num_blocks,
         )
 
@@ -182,7 +165,7 @@ class Replica:
         if not plan:
             return None
         self.plan, self._started = plan, now
-        self._note_progress(plan, now)
+        self._backlog.begin(plan.scheduled, now)
         times = self.spec.step_times
         chunks = [(entry.num_new, entry.start + entry.num_new) for entry in plan.scheduled]
         self._num_published += sum(len(entry.allocation.published) for entry in plan.scheduled)
@@ -191,7 +174,7 @@ class Replica:
         self.store.step_seconds = 0.0
         self._ends = array("d", (now,))
         # Whoever was admitted, or got a first token, is one more that decodes in the next step.
-        changes = len(scheduler.running) > had or bool(self._progress)
+        changes = len(scheduler.running) > had or self._backlog.shrinks
         for ahead in range(1, 1 if changes else self._stretch(plan)):
             now += times.seconds([(1, context + ahead) for _, context in chunks])
             self._ends.append(now)
@@ -201,22 +184,8 @@ class Replica:
     def _preempted(self, request: SimRequest) -> None:
         request.record.num_preemptions += 1
         self.record.num_preemptions += 1
-        if request in self._prefilling:
+        if request in self._backlog:
             self._forecast(request)
-
-    def _note_progress(self, plan: SchedulePlan, now: float) -> None:
-        self._progress, self._relief = [], 0.0
-        if not self._prefilling:
-            return
-        for entry in plan.scheduled:
-            request = cast(SimRequest, entry.request)
-            if request in self._prefilling:
-                if request.record.admitted is None:
-                    request.record.admitted = now
-                tokens = request.num_tokens - entry.end
-                seconds = self._compute_seconds(request, entry.end) if tokens else 0.0
-                self._relief += request.prefill_seconds - seconds
-                self._progress.append((request, tokens, seconds))
 
     def _stretch(self, plan: SchedulePlan) -> int:
         """How many steps in a row have this plan, apart from their contexts."""
@@ -263,8 +232,7 @@ class Replica:
         steps, self.plan = len(ends), None
         self.scheduler.advance(plan, steps)
         self._count(plan, steps, now)
-        for request, tokens, seconds in self._progress:
-            self._set_left(request, tokens, seconds)
+        self._backlog.end()
         done = []
         self.first_tokens = []
         for entry in plan.scheduled:

@@ -4,9 +4,9 @@ Two engines behind a router that sends each request to where the least prefill w
 half a second, whatever is in it:
 
 >>> from minifer.config import EngineConfig
->>> from minifer.simulation.arrivals import Arrival
+>>> from minifer.simulation.workloads.arrivals import Arrival
 >>> from minifer.simulation.cluster import Cluster, identical
->>> from minifer.simulation.step_times import FixedSteps
+>>> from minifer.simulation.steps.times import FixedSteps
 >>> engine = EngineConfig(block_size=512, num_kv_blocks=100)
 >>> cluster = Cluster(identical(2, FixedSteps(0.5), engine), router="least_work")
 >>> result = simulate([Arrival("a", 0.25, prompt_len=1000, output_len=3)], cluster)
@@ -36,15 +36,15 @@ from typing import Any
 
 from minifer.routing.policy import Role, RoutingRequest
 from minifer.routing.pools import pool
-from minifer.simulation.arrivals import BLOCK, Workload
 from minifer.simulation.cluster import Cluster
 from minifer.simulation.comings import Coming, check, comings
 from minifer.simulation.flight import Flight, Matched, outlook
-from minifer.simulation.keys import KeyTree
+from minifer.simulation.keys import KeyTree, check_block_size
 from minifer.simulation.replica import Replica
 from minifer.simulation.result import RequestRecord, SimulationResult
 from minifer.simulation.sim_request import SimRequest
 from minifer.simulation.store import LevelState
+from minifer.simulation.workloads.arrivals import BLOCK, Workload
 
 Stop = Callable[[RequestRecord], bool]
 _COMES, _STEP_ENDS = 0, 1  # who goes first at one moment
@@ -73,11 +73,16 @@ def simulate(
     tree = KeyTree(name_tokens) if keys is None else keys
     if tree.name_tokens != name_tokens:
         raise ValueError(f"keys must be of names of {name_tokens} tokens, got {tree.name_tokens}")
-    for node in cluster.nodes:
-        tree.check(node.engine.block_size)
-    check(workload, cluster)
+    check_run(workload, cluster, name_tokens=name_tokens)
     run = _Run(workload, cluster, tree, math.inf if until is None else until, stop, coast)
     return run.to_the_end()
+
+
+def check_run(workload: Workload, cluster: Cluster, *, name_tokens: int = BLOCK) -> None:
+    """Raise the `ValueError` with which `simulate` would refuse the two together."""
+    for node in cluster.nodes:
+        check_block_size(node.engine.block_size, name_tokens)
+    check(workload, cluster)
 
 
 class _Run:

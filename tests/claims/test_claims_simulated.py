@@ -15,11 +15,11 @@ from claim_helpers import check_complete, found
 from minifer.claims import chunked_prefill, disaggregation, heterogeneous, routing, routing_trace
 from minifer.claims.one_gpu import APART, TOGETHER, Requests, colocated, engine, split
 from minifer.perf.devices import DEVICES
-from minifer.simulation.arrivals import Arrival
-from minifer.simulation.generator import cold_warm
-from minifer.simulation.metrics import RunMetrics, measure
-from minifer.simulation.search import Study
+from minifer.simulation.measures.metrics import RunMetrics, measure
+from minifer.simulation.measures.search import Study
 from minifer.simulation.simulator import simulate
+from minifer.simulation.workloads.arrivals import Arrival
+from minifer.simulation.workloads.generator import cold_warm
 
 # -- routing
 

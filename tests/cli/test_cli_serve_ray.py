@@ -10,7 +10,7 @@ import pytest
 from minifer.cli import main, serve_ray
 from minifer.cli.parser import Parser
 from minifer.cli.serve_replicas import add_options as add_replica_options
-from minifer.serving.ray_settings import RaySettings
+from minifer.serving.ray_serve.settings import RaySettings
 
 
 def arguments(options: str) -> argparse.Namespace:
@@ -69,7 +69,7 @@ def test_without_ray_the_way_to_install_it_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [*sys.modules]:
-        if name.startswith("minifer.serving.ray_") and name != "minifer.serving.ray_settings":
+        if name.startswith("minifer.serving.ray_serve.") and not name.endswith(".settings"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["serve", "--model", "minifer-tiny", "--port", "0", "--ray"]) == 1

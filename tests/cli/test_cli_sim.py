@@ -12,8 +12,8 @@ from minifer.cli import main
 from minifer.cli.parser import ENGINE_HELP
 from minifer.cli.sim_traffic import SIMULATED
 from minifer.routing.policies import POLICIES
-from minifer.simulation.published_steps import PUBLISHED_STEPS
-from minifer.simulation.workloads import WORKLOADS
+from minifer.simulation.steps.published import PUBLISHED_STEPS
+from minifer.simulation.workloads.named import WORKLOADS
 
 Capture = pytest.CaptureFixture[str]
 FEW = ["--requests", "40"]
@@ -227,6 +227,8 @@ def test_record_fit_validate(tmp_path: Path, model_folder: Path, capsys: Capture
         (["workload", "chat", "--seed", "-1"], "--seed must be at least 0"),
         (["run", "--warmup", "-1"], "--warmup must be at least 0"),
         (["run", "--num-kv-blocks", "2"], "raise num_kv_blocks"),
+        (["run", "--block-size", "300"], "block_size must divide 512"),
+        (["run", "--warmup", "1e9"], "leaves none of 1000 requests"),
         (["run", "--plot", "x.txt"], "--plot must end in"),
         (["run", "--json", "/no/such/folder/x.json"], "there is no folder"),
         (["workload", "poems"], "workload must be one of"),
@@ -236,8 +238,9 @@ def test_record_fit_validate(tmp_path: Path, model_folder: Path, capsys: Capture
 )
 def test_bad_options_are_one_sentence(arguments: list[str], why: str, capsys: Capture) -> None:
     assert main(["sim", *arguments]) != 0
-    error = capsys.readouterr().err
-    assert why in error and "MINIFER_DEBUG" not in error
+    printed = capsys.readouterr()
+    assert why in printed.err and "MINIFER_DEBUG" not in printed.err
+    assert printed.out == ""  # no title of a run that does not come
 
 
 def test_what_a_simulated_engine_can_have_are_options_of_the_engine() -> None:

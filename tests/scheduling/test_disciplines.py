@@ -122,6 +122,20 @@ def test_s13_ageing_bounds_the_wait(policy, ageing):
     assert waits_under_a_stream(policy, ageing) <= bound + 1
 
 
+@pytest.mark.parametrize("policy", ["sjf", "srpt"])
+@pytest.mark.parametrize(("answered", "order"), [(90, ["short", "long"]), (110, ["long", "short"])])
+def test_steps_that_decode_alone_age_by_what_they_compute(policy, answered, order):
+    """A tenth of what is computed is forgiven, and the prompts differ by 10 tokens."""
+    d = driver(policy, max_num_seqs=1, max_num_batched_tokens=100, prefill_ageing=0.1)
+    d.add("answer", [1], 120)
+    d.step()
+    d.add("long", range(50), 1)
+    for _ in range(answered):
+        d.step()
+    d.add("short", range(40), 1)
+    assert order_of_first_tokens(d)[1:] == order
+
+
 def test_the_rank_of_those_who_wait_never_changes():
     """left + ageing · arrived orders them as left − ageing · waited does, at any moment."""
     rng = random.Random(3)
@@ -131,10 +145,10 @@ def test_the_rank_of_those_who_wait_never_changes():
         d.add(f"r{step}", prompt(rng, rng.randrange(1, 80)), 1)
         d.step()
     waiting = list(d.scheduler.waiting)
-    now = d.scheduler._step
+    now = d.scheduler._work
 
     def aged(request):
-        return request.num_tokens - 0.25 * 8 * (now - request.arrival_step), request.arrival
+        return request.num_tokens - 0.25 * (now - request.arrival_work), request.arrival
 
     by_hand = sorted(waiting, key=aged)
     assert [r.request_id for r in waiting] == [r.request_id for r in by_hand]

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import httpx
 
 from minifer.config import EngineConfig
-from minifer.serving.replicas.app import RouterServer, create_router_app
+from minifer.serving.front.routes import create_front_app
+from minifer.serving.replicas.front import FleetFront
 from minifer.serving.replicas.replica import Replica
 from minifer.serving.replicas.run import open_deployment
 from minifer.serving.replicas.settings import ReplicaSettings
@@ -202,10 +203,10 @@ class Fakes(httpx.AsyncBaseTransport):
 class Fleeting:
     """A deployment of fakes and a client in front of it."""
 
-    def __init__(self, fakes: Fakes, server: RouterServer) -> None:
+    def __init__(self, fakes: Fakes, server: FleetFront) -> None:
         self.fakes = fakes
         self.server = server
-        self.app = create_router_app(server)
+        self.app = create_front_app(server)
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False),
             base_url="http://router",

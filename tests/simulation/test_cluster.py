@@ -10,11 +10,11 @@ import pytest
 
 from minifer.config import EngineConfig
 from minifer.routing.policy import Decision, Role
-from minifer.simulation.arrivals import Arrival, Conversation
 from minifer.simulation.cluster import Cluster, Link, NodeSpec, StoreLevel, identical
 from minifer.simulation.rejection import DecodeLoad, PredictedTTFT
 from minifer.simulation.simulator import simulate
-from minifer.simulation.step_times import DecodePrices, FittedSteps, FixedSteps, PrefillPrices
+from minifer.simulation.steps.times import DecodePrices, FittedSteps, FixedSteps, PrefillPrices
+from minifer.simulation.workloads.arrivals import Arrival, Conversation
 
 STEPS = FittedSteps(PrefillPrices(0.02, 1e-4), ((0, DecodePrices(0.02, 1e-4)),))
 KV = 1e6  # bytes a token

@@ -20,7 +20,7 @@ from minifer.simulation.keys import KeyTree
 from minifer.simulation.replica import Replica
 from minifer.simulation.result import RequestRecord
 from minifer.simulation.sim_request import SimRequest
-from minifer.simulation.step_times import FittedSteps, PrefillPrices
+from minifer.simulation.steps.times import FittedSteps, PrefillPrices
 
 SECOND_A_TOKEN = FittedSteps(PrefillPrices(0.0, 1.0))
 
@@ -93,11 +93,11 @@ def simulated(rows, options, tokens) -> tuple[Watched, Replica, list[RequestReco
     records, step, rows = [], 0, list(rows)
     while rows or replica.scheduler.running or replica.scheduler.waiting:
         while rows and rows[0][0] <= step:
-            came, name, prompt, params = rows.pop(0)
+            _, name, prompt, params = rows.pop(0)
             whole = tokens[name]
             prefixes = [tuple(whole[: i + P]) for i in range(0, len(whole) - P + 1, P)]
             chain = [names.setdefault(prefix, len(names)) for prefix in prefixes]
-            arrived = float(came * config.max_num_batched_tokens)
+            arrived = float(sum(sum(plan.values()) for plan, _ in watched.steps))  # a second each
             record = RequestRecord(name, arrived, len(prompt), len(whole) - len(prompt))
             request = SimRequest(record, tree.keys(P, chain, len(whole)))
             request.params = params

@@ -13,12 +13,12 @@ import pytest
 
 from minifer.config import POLICIES, EngineConfig
 from minifer.routing.policy import Role
-from minifer.simulation.arrivals import Arrival, Conversation
 from minifer.simulation.cluster import Cluster, Link, NodeSpec, StoreLevel, identical
 from minifer.simulation.rejection import DecodeLoad, PredictedTTFT
 from minifer.simulation.result import SimulationResult
 from minifer.simulation.simulator import simulate
-from minifer.simulation.step_times import DecodePrices, FittedSteps, FixedSteps, PrefillPrices
+from minifer.simulation.steps.times import DecodePrices, FittedSteps, FixedSteps, PrefillPrices
+from minifer.simulation.workloads.arrivals import Arrival, Conversation
 
 SLOW = FittedSteps(PrefillPrices(1.0, 0.1), ((0, DecodePrices(0.5, 0.25)),))
 NAME = 64  # tokens of a block's name

@@ -13,11 +13,11 @@ import pytest
 import minifer.simulation
 import minifer.simulation.simulator
 from minifer.config import POLICIES, EngineConfig
-from minifer.simulation.arrivals import Arrival, Conversation
 from minifer.simulation.cluster import Cluster, NodeSpec, identical
 from minifer.simulation.keys import KeyTree
 from minifer.simulation.simulator import simulate
-from minifer.simulation.step_times import DecodePrices, FittedSteps, FixedSteps, PrefillPrices
+from minifer.simulation.steps.times import DecodePrices, FittedSteps, FixedSteps, PrefillPrices
+from minifer.simulation.workloads.arrivals import Arrival, Conversation
 
 STEPS = FittedSteps(PrefillPrices(0.02, 1e-4, 1e-9), ((0, DecodePrices(0.02, 1e-4, 1e-7)),))
 

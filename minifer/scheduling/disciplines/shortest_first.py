@@ -11,12 +11,11 @@ from minifer.scheduling.policies import Measure, Ranked
 class ShortestFirst(Ranked):
     """The least prefill left first; waiting counts.
 
-    ageing: work that is forgiven for waiting, as a share of what the engine could do meanwhile; in
-    tokens that is a full budget a step, also of steps that decode alone. All wait at the same
-    speed, so the order by (left − ageing · waited) is the order by (left + ageing · arrived), which
-    never changes while a request waits. A request with a prefill of W waits for nobody who comes
-    more than W / ageing of work later. With 0, long prompts wait as long as shorter ones keep
-    coming.
+    ageing: tokens of prefill that are forgiven for each one computed meanwhile, whoever it was for
+    (or seconds for seconds). Everybody who waits sees the same work done, so the order by
+    (left − ageing · waited) is the order by (left + ageing · arrived), which never changes while a
+    request waits. A request with a prefill of W waits for nobody who comes more than W / ageing of
+    work later. With 0, long prompts wait as long as shorter ones keep coming.
 
     in_chunks: compare running prefills too, every step (SRPT): a short prompt gets its tokens
     before the next chunk of a long one. Else (SJF) what has begun goes on. Memory is never taken

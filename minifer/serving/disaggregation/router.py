@@ -22,8 +22,9 @@ import httpx
 from minifer.routing.policy import NoReplicaError, Role
 from minifer.serving.disaggregation.ticket import TICKET_HEADER, TOKEN_HEADER
 from minifer.serving.disaggregation.worker import PREFILL_ROUTE
-from minifer.serving.replicas import sse
-from minifer.serving.replicas.errand import ELSEWHERE, Errand
+from minifer.serving.front import sse
+from minifer.serving.front.errand import ELSEWHERE
+from minifer.serving.replicas.fleet import FleetErrand
 from minifer.serving.replicas.replica import Replica
 
 
@@ -44,13 +45,13 @@ class PrefillStage:
         self._min_tokens = min_tokens
         self._timeout = ask_timeout
 
-    async def __call__(self, errand: Errand) -> Mapping[str, str]:
+    async def __call__(self, errand: FleetErrand) -> Mapping[str, str]:
         """Headers for the decode worker, which has been chosen. When it dies and another one is
         chosen, a ticket is asked for once more: by then the prompt is in somebody's cache."""
         ticket = await self._ticket(errand)
         return {} if ticket is None else {TICKET_HEADER: ticket, TOKEN_HEADER: self._token}
 
-    async def _ticket(self, errand: Errand) -> str | None:
+    async def _ticket(self, errand: FleetErrand) -> str | None:
         """From one prefill worker after the other, until one has taken the prompt."""
         count, supervisor = errand.fleet.metrics.count, errand.fleet.supervisor
         assert errand.decision is not None
@@ -81,7 +82,7 @@ class PrefillStage:
         count("hand_overs", "no_worker")
         return None
 
-    async def _ask(self, errand: Errand, replica: Replica, held: ExitStack) -> str | None:
+    async def _ask(self, errand: FleetErrand, replica: Replica, held: ExitStack) -> str | None:
         """Raises `httpx.TransportError`, `TimeoutError`, `_BusyError`.
 
         The worker's answer begins with the ticket and ends when the prompt is computed. What it
@@ -119,7 +120,7 @@ class PrefillStage:
                 await answer.aclose()
 
 
-def _choose(errand: Errand, workers: set[Replica], held: ExitStack) -> Replica:
+def _choose(errand: FleetErrand, workers: set[Replica], held: ExitStack) -> Replica:
     """One of the workers, which counts as loaded with this prompt for as long as it is held."""
     fleet, names = errand.fleet, {replica.name: replica for replica in workers}
     others = {state.name for state in fleet.router.tracker.replicas()} - names.keys()

@@ -11,18 +11,15 @@
 `process.py`        one replica's process: started, asked for its address, ended
 `replica.py`        what is known of a replica
 `supervisor.py`     keeps them running: health checks, replacement, restarts that lose nothing
-`prompt.py`         a request's token ids, and what its blocks are called
-`errand.py`         a request on its way: which replica, and what if that one is full or dies
-`forward.py`        the answer on its way back: the first token is the point of no return
-`sse.py`            streams, cut after whole events
+`fleet.py`          a request on its way: which replica, and what if that one is full or dies
+`front.py`          what the routes ask of the fleet; they are in `serving/front`
 `kv_feed.py`        what each replica holds, as it says itself
 `watching.py`       `/events`, before several replicas
-`metrics.py`        what the router counts, and all replicas' numbers on one page
-`app.py`            the routes
+`metrics.py`        what the router shows of its replicas
 `run.py`            all of it in one process
 `settings.py`       what whoever runs it decides
 ==================  ============================================================================
 
 Who is chosen is decided in `minifer/routing`. On several machines, or as many replicas as the load
-asks for: `minifer/serving/ray_serve.py`.
+asks for: `minifer/serving/ray_serve`.
 """

@@ -16,7 +16,7 @@ import httpx
 
 from minifer.routing.kv_events import decode
 from minifer.routing.router import Router
-from minifer.serving.replicas import sse
+from minifer.serving.front import sse
 from minifer.serving.replicas.metrics import RouterMetrics
 from minifer.serving.replicas.replica import Replica
 

@@ -1,70 +1,24 @@
-"""What a router counts, and the numbers of all its replicas on one page."""
+"""What the router before replicas on this machine shows, beside what every front counts."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from minifer.routing.router import Router
+from minifer.serving.front.metrics import PREFIX, FrontMetrics
 from minifer.serving.replicas.replica import Replica
 
-log = logging.getLogger("minifer.serving.replicas")
 
-PREFIX = "minifer_router_"
-COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # name → explanation and labels
-    "requests": ("Requests sent to a replica, by the policy's reason", ("replica", "reason")),
-    "retries": ("Requests that were sent to another replica, and why", ("replica", "cause")),
-    "failures": ("Requests that ended because of their replica, and how", ("cause",)),
-    "cached_tokens_expected": ("Prompt tokens that a replica was believed to hold", ("replica",)),
-    "cached_tokens_reported": (
-        "Prompt tokens that it did hold; of answers that said so",
-        ("replica",),
-    ),
-    "cached_tokens_compared": (
-        "Of cached_tokens_expected, those of answers that said so",
-        ("replica",),
-    ),
-    "prompt_tokens": ("Prompt tokens sent to a replica", ("replica",)),
-    "kv_events": ("KV events of a replica", ("replica",)),
-    "hand_overs": (
-        "Prompts that a prefill worker was to compute, and what came of it",
-        ("outcome",),
-    ),
-    "kv_snapshots": ("Times all that a replica holds was asked for anew", ("replica",)),
-}
-
-
-class RouterMetrics:
-    """Counters of one router; each has its own registry."""
+class RouterMetrics(FrontMetrics):
+    """Of one router."""
 
     def __init__(self, replicas: Sequence[Replica], router: Router) -> None:
-        self.registry = CollectorRegistry()
-        self._counters = {
-            name: Counter(PREFIX + name, text, labels, registry=self.registry)
-            for name, (text, labels) in COUNTERS.items()
-        }
+        super().__init__()
         self.registry.register(_States(replicas, router))
         for replica in replicas:
-            for name, (_, labels) in COUNTERS.items():
-                if labels == ("replica",):  # a counter that begins with its first event hides it
-                    self._counters[name].labels(replica.name)
-
-    def count(self, name: str, *labels: str, by: float = 1) -> None:
-        self._counters[name].labels(*labels).inc(by)
-
-    def value(self, name: str, **labels: str) -> float:
-        """Of one counter; 0 before its first event."""
-        return self.registry.get_sample_value(f"{PREFIX}{name}_total", labels) or 0.0
-
-    def text(self, pages: Mapping[str, str]) -> bytes:
-        """Prometheus' format. pages: replica → its own page, whose every sample gets its name."""
-        registry = CollectorRegistry()
-        registry.register(Pages(pages))
-        return generate_latest(self.registry) + generate_latest(registry)
+            self.show(replica.name)
 
 
 def is_exact(router: Router, name: str) -> bool:
@@ -96,31 +50,3 @@ class _States:
             for replica in self._replicas:
                 gauge.add_metric([replica.name], float(value(replica)))
             yield gauge
-
-
-class Pages:
-    """The replicas' pages, merged: a name once, with the samples of all."""
-
-    def __init__(self, pages: Mapping[str, str]) -> None:
-        self._pages = pages
-
-    def collect(self) -> Iterator[Metric]:
-        merged: dict[str, Metric] = {}
-        for replica, page in self._pages.items():
-            for family in _families(replica, page):
-                into = merged.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                for sample in family.samples:
-                    labels = {"replica": replica, **sample.labels}
-                    into.samples.append(sample._replace(labels=labels))
-        yield from merged.values()
-
-
-def _families(replica: str, page: str) -> list[Metric]:
-    """What a page says; nothing if it cannot be read."""
-    try:
-        return list(text_string_to_metric_families(page))
-    except ValueError as error:
-        log.warning("the metrics of %s cannot be read: %s", replica, error)
-        return []

@@ -17,12 +17,13 @@ from minifer.config import EngineConfig, with_engine_loops
 from minifer.routing.index import KVIndex
 from minifer.routing.policies import make_policy
 from minifer.routing.router import Router
-from minifer.serving.replicas.app import RouterServer, create_router_app
-from minifer.serving.replicas.errand import Before, Fleet
+from minifer.serving.front.prompt import PromptReader
+from minifer.serving.front.routes import create_front_app
+from minifer.serving.replicas.fleet import Before, Fleet
+from minifer.serving.replicas.front import FleetFront
 from minifer.serving.replicas.kv_feed import KVFeed
 from minifer.serving.replicas.metrics import RouterMetrics
 from minifer.serving.replicas.process import ReplicaProcess
-from minifer.serving.replicas.prompt import PromptReader
 from minifer.serving.replicas.replica import Process, Replica
 from minifer.serving.replicas.settings import ReplicaSettings
 from minifer.serving.replicas.supervisor import Supervisor
@@ -68,7 +69,7 @@ async def _serve(
     async with open_deployment(
         replicas, config, settings, replica_settings, before=before
     ) as server:
-        app = create_router_app(server)
+        app = create_front_app(server)
         listen(listener)
         on_ready()
         with _restarting_on_hangup(server.supervisor):
@@ -84,7 +85,7 @@ async def open_deployment(
     start: Callable[[Replica], Awaitable[Process]] | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
     before: Before | None = None,
-) -> AsyncIterator[RouterServer]:
+) -> AsyncIterator[FleetFront]:
     """All of it but the socket: processes, health checks, KV events, router. Raises as
     `run_replicas` does; at the end no process is left.
 
@@ -119,7 +120,7 @@ async def open_deployment(
         supervisor.on_down.append(feed.down)
         try:
             await supervisor.open()
-            yield RouterServer(fleet, await reading, settings)
+            yield FleetFront(fleet, await reading, settings)
         finally:
             reading.cancel()
             await feed.close()

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from minifer.serving.errors import APIError
 from minifer.serving.event_stream import PING_SECONDS
-from minifer.serving.replicas import sse
+from minifer.serving.front import sse
 from minifer.serving.replicas.replica import Replica
 from minifer.serving.replicas.supervisor import Supervisor
 from minifer.serving.streaming import EventStream, unless_gone

@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 import pytest
-from fleet_fakes import Body, event, fleet, gone, run, until
+from fleet_fakes import Body, event, fleet, gone, refusal, run, until
 
 from minifer.serving.replicas.run import environment
 
@@ -101,6 +101,16 @@ def test_any_replica_tokenises(path: str):
             f.fakes.script("a", gone())
             await f.http.post(path, json={"prompt": "a"})
             assert f.fakes.asked == ["a", "a", "b"]
+
+    run(main())
+
+
+def test_a_refusal_says_when_to_return():
+    async def main():
+        async with fleet(1) as f:
+            f.fakes.script("a", refusal(429, "queue_full", **{"retry-after": "1"}))
+            refused = await f.http.post("/tokenize", json={"prompt": "a"})
+            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
 
     run(main())
 
