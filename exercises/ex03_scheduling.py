@@ -264,7 +264,7 @@ check("3.3")
 # </details>
 
 # %% [markdown]
-# ### Exercise 3.4 - ★ Priority with ageing
+# ### Exercise 3.4 ★ - Priority with ageing
 #
 # 2 points · difficulty 3/5 ●●●○○ · 15 minutes · CPU
 #
