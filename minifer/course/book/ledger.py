@@ -120,19 +120,20 @@ def cells_with_tags(book: Book) -> dict[str, list[TaggedCell]]:
     for path in sorted(book.lectures.glob("L*.ipynb")):
         section = ""
         for cell in nbformat.read(path, as_version=4).cells:
-            headings = re.findall(r"(?m)^##? (.+)$", cell.source)
-            prose = cell.cell_type == "markdown"
             tags = cell.metadata.get("tags", [])
-            # A cell of prose may end one section and begin the next: its first heading counts
-            # only if nothing stands before it.
-            if prose and headings and (cell.source.startswith("#") or not section):
-                section = headings[0]
             kind = next((tag for tag in tags if tag in NBVAL_TAGS), "markdown")
+            parts = _sections(section, cell.source) if kind == "markdown" else {section: ""}
+            where = max(parts, key=lambda heading: len(parts[heading]))
             for tag in filter(is_ledger_tag, tags):
-                found.setdefault(tag, []).append(TaggedCell(path.stem, cell.id, kind, section))
-            if prose and headings:
-                section = headings[-1]
+                found.setdefault(tag, []).append(TaggedCell(path.stem, cell.id, kind, where))
+            section = [*parts][-1]
     return found
+
+
+def _sections(before: str, prose: str) -> dict[str, str]:
+    """Heading → text below it. A cell of prose may end one section and begin the next."""
+    first, *rest = re.split(r"(?m)^##? (.+)$", prose)
+    return {before: first.strip(), **dict(zip(rest[::2], rest[1::2], strict=True))}
 
 
 def is_ledger_tag(tag: str) -> bool:
