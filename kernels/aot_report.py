@@ -139,6 +139,8 @@ class _Share:
             finally:
                 process.kill()
                 process.wait()
+                if process.stdout:
+                    process.stdout.close()
             complaints.seek(0)
             last = "".join(complaints.read().strip().splitlines()[-1:])
         if status == 0:
