@@ -68,7 +68,8 @@ class Ledger:
     @property
     def entries(self) -> dict[str, Row | Correction]:
         """Tag → row or correction."""
-        return {entry.tag: entry for entry in (*self.rows, *self.corrections)}
+        entries: list[Row | Correction] = [*self.rows, *self.corrections]
+        return {entry.tag: entry for entry in entries}
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def missing(book: Book, entry: Row | Correction, cells: Sequence[TaggedCell]) ->
         for name in owing
         if name not in {cell.lecture for cell in cells}
     ]
-    computed = isinstance(entry, Row) and _COMPUTED & set(entry.status)
-    if computed and owing and not absent and all(cell.kind == "markdown" for cell in cells):
+    only_text = owing and not absent and all(cell.kind == "markdown" for cell in cells)
+    if only_text and isinstance(entry, Row) and _COMPUTED & set(entry.status):
         found.append(f"{entry.tag} is {entry.status[0]}, but no cell of code has this tag")
     return found

@@ -81,9 +81,10 @@ def _tasks(master: Path) -> Iterator[Task]:
             f"{master.name}: below each of {headings} must stand points, difficulty N/5 and minutes"
         )
     for task in found:
-        numbers = (int(task[name]) for name in ("points", "difficulty", "minutes"))
+        points, difficulty, minutes = map(int, task.group("points", "difficulty", "minutes"))
         optional = "optional" in task[0] or task["star"] is not None
-        yield Task(task["id"], task["title"].strip(), *numbers, optional=optional)
+        title = task["title"].strip()
+        yield Task(task["id"], title, points, difficulty, minutes, optional=optional)
 
 
 def problems(book: Book) -> Iterator[str]:

@@ -115,7 +115,7 @@ def start_gradient(kind: str, push: float, num_loops: int) -> tuple[float, bool]
     term = model.input_term(e)
     for t in range(num_loops):
         h = model.step(h, term, model.core_pass(p, batch, t))
-    h.norm().backward()  # type: ignore[no-untyped-call]
+    h.norm().backward()
     assert start.grad is not None
     grads = [start.grad, *(x.grad for x in model.parameters() if x.grad is not None)]
     return float(start.grad.norm()), all(bool(g.isfinite().all()) for g in grads)

@@ -138,7 +138,7 @@ def _sphinx(source: Path, out: Path, doctrees: Path) -> str:
     with patch_docutils(None), docutils_namespace():
         app = Sphinx(
             srcdir=source, confdir=None, outdir=out, doctreedir=doctrees, buildername="html",
-            confoverrides=_settings(), status=None, warning=warnings, freshenv=True,
+            confoverrides=dict(_settings()), status=None, warning=warnings, freshenv=True,
         )  # fmt: skip
         app.build()
     return re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue()).replace(f"{source}/", "").strip()
