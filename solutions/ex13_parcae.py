@@ -145,7 +145,7 @@ check("13.2")
 #   `loops` ≥ 1, M > 0. It runs the loop and returns the largest ‖h_t‖ ÷ bound_t over all rows and all t from 1 to
 #   `loops`, a Python float; each row has the bound that follows from its own ‖h_0‖ and ‖term‖. If in any loop
 #   ‖core(x) − x‖ of any row is above M · (1 + 10⁻⁹), it raises `ValueError`. `decay` may have negative
-#   entries and entries of 1 or more. Nothing is random, and `core` is called `loops` times.
+#   entries and entries of 1 or more. `core` is called `loops` times.
 #
 # *Example.* `state_bound(0.5, 0.0, 3.0, 3)` is 5.25, and with `rho` = 1 it is 9. With D = 1, decay ½, term 2, h = 0,
 # M = 1 and a core that returns x + 1 the state *is* its bound in every loop: the answer is 1. With M = 0.5 it is

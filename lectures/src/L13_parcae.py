@@ -42,7 +42,7 @@ begin("L13")
 #
 # A state h, an input e, and one rule that is applied again and again: h ← ½ h + e. Let e
 # be 3 and begin with 0. The first states are 3 and 4.5. Write down the next two, and
-# where this ends. Then look.
+# where this ends.
 
 # %% tags=["claim"]
 h, seen = 0.0, []
@@ -52,8 +52,7 @@ for _ in range(5):
 print(seen, "and in the end", 3 / (1 - 0.5))
 
 # %% [markdown]
-# 5.25, 5.625, and 6 in the end: there ½ · 6 + 3 is 6 again. Five loops use the one weight,
-# ½, five times; nothing more is stored.
+# 5.25, 5.625, and 6 in the end: there ½ · 6 + 3 is 6 again. Five loops use one weight, ½.
 
 # %% [markdown] tags=["row-29", "correction-1"]
 # A looped language model does this with vectors and transformer layers. Ours is
@@ -146,13 +145,12 @@ show(
 )
 
 # %% [markdown]
-# In numbers: the last loop's growth, and what the blocks added (mean ‖R̄‖) relative to
-# the first line's.
+# In numbers: the last loop's growth, and the mean ‖R̄‖ divided by the first line's.
 
 # %% tags=["claim", "row-30"]
 for rho, seen in forced.items():
     added = float(seen.block.mean() / forced[0.447].block.mean())
-    print(f"ρ = {rho}: growth {seen.growth():.3f}, blocks add {added:.1f} times that")
+    print(f"ρ = {rho}: growth {seen.growth():.3f}, ‖R̄‖ {added:.1f}")
 
 # %% [markdown]
 # The blocks add the same whatever the state is: each begins with a norm, reads x / rms(x),
@@ -166,7 +164,7 @@ for rho, seen in forced.items():
 # The **spectral radius** ρ(A) is the largest absolute eigenvalue; the **norm** ‖A‖ is
 # the most that A can stretch a vector in one step. Take
 #
-# $$A = \begin{pmatrix} ½ & 4 \\ 0 & ½ \end{pmatrix}, \qquad h_0 =
+# $$A = \begin{pmatrix} \tfrac12 & 4 \\ 0 & \tfrac12 \end{pmatrix}, \qquad h_0 =
 # \begin{pmatrix} 0 \\ 1 \end{pmatrix}$$
 #
 # Both eigenvalues are ½. By hand: h₁ = (4, ½), h₂ = (4, ¼). Go on to h₄. Does it
@@ -221,7 +219,7 @@ for kind, matrices in ("full", full), ("diagonal", full * torch.eye(6)):
 
 # %% [markdown] tags=["row-32", "correction-9"]
 # Parcae does not learn Ā. It learns a system in *continuous* time, dh/dt = A h + B e,
-# whose diagonal A is negative: left alone, h decays like e^{At}. A loop is a step of
+# whose diagonal A is negative: left alone, h decays like $e^{At}$. A loop is a step of
 # length Δ in it:
 #
 # $$A = -\exp(A_{\log}), \quad \Delta = \mathrm{softplus}(d), \quad \bar A =
@@ -258,9 +256,9 @@ from math import e, exp, log1p
 for d in (-2.0, 2.0):
     right, delta = states.diagonal_injection([1.0], [d]).retention(), log1p(exp(d))
     print(
-        f"d = {d:+.0f}: right {right.item():.3f}, Euler {1 - delta * e:.3f}, ", end=""
+        f"d = {d:+.0f}: right {right.item():.3f}, Euler {1 - delta * e:.3f},", end=" "
     )
-    print(f"no softplus {exp(-d * e):.3f}, sign flipped {exp(delta * e):.0f}")
+    print(f"no softplus {exp(-d * e):.3f}, sign flipped {exp(delta * e):.1f}")
 
 # %% [markdown]
 # All three; each trains as long as its parameters happen to be harmless.
@@ -286,11 +284,11 @@ print("float16:", float(delta), "·", float(rate), "=", float(delta * rate))
 # ## What holds the input down?
 
 # %% [markdown] tags=["row-32"]
-# A radius below 1 bounds the state if the input is bounded. Nothing in a prelude bounds e, so its
-# output is normalised before it enters the loop. That is the "simple norm" that controls
-# B in the talk. (The paper reports a 1.3B model without it that trained well for 150,000
-# steps, then had spikes of loss.) Multiply all embeddings by 1,000: what reaches the
-# state, with the norm and without?
+# A radius below 1 bounds the state if the input is bounded. Nothing in a prelude bounds
+# e, so its output is normalised before it enters the loop. That is the "simple norm" that
+# controls B in the talk. (The paper reports a 1.3B model without it that trained well for
+# 150,000 steps, then had spikes of loss.) Multiply all embeddings by 1,000: what reaches
+# the state, with the norm and without?
 
 # %% tags=["claim", "row-32"]
 for norm_of_e in (True, False):
@@ -303,8 +301,8 @@ for norm_of_e in (True, False):
 #
 # ## How far can the state go?
 #
-# Now the proof. For a diagonal Ā with ρ = max Ā, one loop makes h no longer than ρ ‖h‖,
-# and adds two vectors of bounded length:
+# Now the proof. For a diagonal Ā with ρ = max Ā below 1, one loop makes h no longer than
+# ρ ‖h‖, and adds two vectors of bounded length:
 #
 # $$\|h_{t+1}\| \le \rho\,\|h_t\| + \|\bar B e\| + M$$
 #
@@ -394,8 +392,8 @@ explore(
 )
 
 # %% [markdown]
-# With `loops` at 8 the three hardly differ: an unstable loop can hide at the depth it
-# was trained for. The radii behind the curves:
+# With push 1 and 8 loops add and concat look alike, with 64 not: an unstable loop can
+# hide at the depth it was trained for. The radii behind the curves:
 
 # %% tags=["claim"]
 for push in (0, 1, 2, 3):
@@ -411,23 +409,24 @@ for push in (0, 1, 2, 3):
 #
 # `parcae-tiny` on text it was not trained on, in bits a byte. (Python's help, which
 # differs between versions of Python: only the order of the numbers is compared.) Where
-# will more loops stop helping? It was trained with 8 on average. (The whole held-out text,
-# recorded: 2.70, 1.68 and 1.65 bits at 1, 4 and 8 loops.)
+# will more loops stop helping? It was trained with 8 on average.
 
 # %% tags=["picture", "row-33"]
 bits = serving.bits_by_depth((1, 2, 3, 4, 6, 8, 12, 16))
 show(
     serving.depth_figure(bits, title="Depth helps up to where it was trained, no more"),
-    alt="Bits a byte against loops: about 2.7 at 1, 1.7 at 4, 1.65 at 8 and after.",
+    alt="Bits a byte against loops: about 2.6 at 1, 1.7 at 4, 1.6 at 8 and after.",
 )
 
 # %% [markdown]
-# What of this holds for any text of this kind:
+# (Recorded on the whole held-out text: 2.70, 1.68 and 1.65 bits at 1, 4 and 8 loops, and
+# one loop [gives](results/parcae_tradeoff.md) 4.2 times the tokens a second of eight.)
+# What holds for any text of this kind:
 
 # %% tags=["claim", "row-33"]
 print("1 > 2 > 4 > 8 loops:", bits[1] > bits[2] > bits[4] > bits[8])
 print("the first four loops buy over 0.8 bits:", bits[1] - bits[4] > 0.8)
-print("8 more than 8 change less than 0.05:", abs(bits[16] - bits[8]) < 0.05)
+print("16 instead of 8 change less than 0.05:", abs(bits[16] - bits[8]) < 0.05)
 
 # %% [markdown] tags=["row-33"]
 # The paper's headline is quality *per parameter* (reported, tables 3 and 5): at 350
@@ -450,9 +449,9 @@ for name, (preset, loops) in pair.items():
 
 # %% [markdown] tags=["row-33"]
 # 6.2 % by the table, 87.5 % of the gap. (Costs are modelled; at one loop Parcae stands for
-# a plain model of its size.) So the smaller model does 1.7 times the arithmetic, reads 1.7
-# times the bytes and keeps twice the KV. It wins where *memory for weights* is short and
-# loses where time or KV is. At equal *training* compute the paper's table 6 has it behind
+# a plain model of its size.) So the smaller model does and reads 1.7 times as much and
+# keeps twice the KV. It wins where *memory for weights* is short, and loses where time or
+# KV is. At equal *training* compute the paper's table 6 has it behind
 # in 4 of 9 rows; L14 weighs this.
 #
 # Depth beyond training can do harm. Ouro, trained at 4 loops, falls on GSM8K from 0.79
@@ -603,9 +602,9 @@ show(
 #
 # ## When may a token leave early?
 #
-# A state that no longer turns will not change its mind: a token **exits** when 1 − cosine
-# of two successive states is below a threshold. Look at how much the letters of one reply
-# differ.
+# A state that hardly turns any more is unlikely to change its answer: a token **exits**
+# when 1 − cosine of two successive states is below a threshold. Look at how much the
+# letters of one reply differ.
 
 # %% tags=["picture"]
 leaves = serving.one_after_another([serving.Ask(prompt, 40, 8, 0.01)])[0].outputs[0]
@@ -617,8 +616,8 @@ show(
 )
 
 # %% [markdown]
-# Between 4 and 6 for most; nobody told the model which are hard. A threshold is a trade.
-# Look for the two ends: 0 must change nothing, and a large one must leave early.
+# Between 4 and 6 for most. A threshold is a trade. Look for the two ends: 0 must change
+# nothing, and a large one must leave early.
 
 # %% tags=["claim"]
 whole = serving.greedy_alone(serving.Ask(prompt, 24, 8))
@@ -714,8 +713,8 @@ print("5.", simulate(ten, 10, "lockstep").core_applications - 2)
 #   generates with one depth for all, without paged KV and early exit.
 # - Continuous depth batching: [arXiv:2608.09444](https://arxiv.org/abs/2608.09444) reports
 #   1.5 to 1.9 times the throughput on Ouro and Huginn.
-# - [Ouro](https://huggingface.co/ByteDance/Ouro-1.4B) has its number of loops and an exit threshold
-#   in its `config.json`; by default every token runs all 4.
+# - [Ouro](https://huggingface.co/ByteDance/Ouro-1.4B) has loops and an exit threshold in
+#   its `config.json`; by default every token runs all 4.
 # - [MELT](https://arxiv.org/abs/2605.07721) trains a looped model to live with one KV cache a
 #   layer, shared by all loops.
 #
@@ -730,9 +729,9 @@ print("5.", simulate(ten, 10, "lockstep").core_applications - 2)
 #
 # ## Where to read on
 #
-# 1. [injection.py](../parcae/injection.py): the three injections, in 160 lines.
-# 2. [model.py](../parcae/model.py): the stages, and `forward`, which runs them.
+# 1. [injection.py](../parcae/injection.py): the three injections.
+# 2. [model.py](../parcae/model.py): the stages.
 # 3. [bounds.py](../parcae/lab/stability/bounds.py): M from the weights.
-# 4. [loops.py](../minifer/loops.py): slots and policies, without a tensor.
+# 4. [loops.py](../minifer/loops.py): slots and policies.
 # 5. [runner.py](../minifer/execution/loops/runner.py): depth batching and early exit.
 # 6. [kv_quality.py](../parcae/lab/tradeoff/kv_quality.py): what each saving loses.
