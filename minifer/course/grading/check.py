@@ -68,10 +68,11 @@ def _check(exercise: str, caller: FrameType) -> str:
             raise KeyboardInterrupt
         line = _line(exercise, results, tests)
         loaded = sys.modules.get(tests.stem)
+        said = getattr(loaded, "NOTE", "")  # what was left out here, and why
         if line.startswith("✘") and loaded and (probes := probes_in(loaded, exercise)):
             alike = resembles(tests, exercise, fingerprint(probes, lambda: module))
             line += f"\n{alike}" if alike else ""
-        return line
+        return f"{line}\n{said}" if said else line
     finally:
         sys.modules.pop(tests.stem, None)
 

@@ -31,7 +31,8 @@ class GraderError(RuntimeError):
 
 @dataclass
 class Outcome:
-    """What a job sent. ended: what ended it early, "" for nothing. tests: name, points, hidden."""
+    """What a job sent. ended: what ended it early, "" for nothing. tests: name, points, hidden.
+    said: by the test file, for beside the result."""
 
     tests: list[dict[str, Any]] = field(default_factory=list)
     results: list[TestResult] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Outcome:
     fingerprint: str = ""
     printed: str = ""
     blocked: list[str] = field(default_factory=list)
+    said: str = ""
     crash: str = ""
     seconds: float = 0.0
 
@@ -65,6 +67,7 @@ class ForkServer:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "TRITON_INTERPRET": "1",  # kernels are graded on the CPU, whatever else is there
         }
         self._environment.pop("PYTEST_ADDOPTS", None)
         self._command = [sys.executable, "-m", "minifer.course.grading.server"]
@@ -186,6 +189,7 @@ def _take(message: dict[str, Any], outcome: Outcome) -> None:
         outcome.fingerprint = message["value"]
     elif kind == "notes":
         outcome.printed, outcome.blocked = message["printed"], message["blocked"]
+        outcome.said = message.get("said", "")
     elif kind == "crash":
         outcome.crash = message["reason"]
 

@@ -72,9 +72,7 @@ def run_exercise(server: ForkServer, job: Job, master: Path | None = None) -> Ex
     tests = _tests(job, outcome)
     if outcome.fingerprint and (alike := resembles(job.tests, job.exercise, outcome.fingerprint)):
         tests = _add_to_first_failure(tests, alike)
-    note = ""
-    if outcome.blocked:
-        note = f"refused: {outcome.blocked[0]}"
+    note = f"refused: {outcome.blocked[0]}" if outcome.blocked else outcome.said
     return ExerciseResult(
         job.exercise, tuple(tests), job.seed, outcome.seconds, answer=job.answer, note=note,
         printed=outcome.printed,

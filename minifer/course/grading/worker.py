@@ -98,7 +98,8 @@ def work(job: Job, send: Send) -> None:
     def load() -> Answer:
         """The tests are imported by now, so what they rely on can be noted."""
         tests = sys.modules[job.tests.stem]
-        allowed = tuple(getattr(tests, "ALLOWED_IMPORTS", ()))
+        opened = getattr(tests, "ALLOWED_IMPORTS", ())  # to all, or exercise → modules
+        allowed = tuple(opened.get(job.exercise, ()) if isinstance(opened, dict) else opened)
         if not closed:
             sandbox = Sandbox(trust, (*job.protected, job.tests.parent), (*OPEN, *allowed))
             guard_modules(trust, (*OPEN, *allowed))
@@ -143,7 +144,8 @@ def work(job: Job, send: Send) -> None:
     elif job.probe == "only" or (job.probe == "failed" and failed and not job.first):
         _probe(job, load, send)
     notes = {"printed": kept.text, "blocked": closed[0][0].blocked if closed else []}
-    send("notes", **notes)
+    said = getattr(sys.modules.get(job.tests.stem), "NOTE", "")  # what was left out here, and why
+    send("notes", **notes, said=said)
     send("end")
 
 
