@@ -17,8 +17,8 @@ from minifer.kv.step_input import StepInput
 
 
 @contextmanager
-def nan_in_cache(engine: Engine) -> Iterator[None]:
-    """Each time a reply grows to 16 tokens, one number of one value becomes NaN."""
+def nan_in_cache(engine: Engine, layer: int = 0) -> Iterator[None]:
+    """Each time a reply grows to 16 tokens, one number of one value of a layer becomes NaN."""
     runner: Any = engine.runner
     forward = runner.forward
 
@@ -27,7 +27,8 @@ def nan_in_cache(engine: Engine) -> Iterator[None]:
         for entry, _ in step.sampled:
             if entry.request.num_output_tokens == 16:
                 block, offset = divmod(entry.end - 1, step.block_size)
-                runner.kv.values[0][entry.request.block_table[block], offset, 0, 0] = torch.nan
+                where = entry.request.block_table[block], offset, 0, 0
+                runner.kv.values[layer][where] = torch.nan
         return logits
 
     with patched(runner, forward=faulty):
@@ -35,9 +36,9 @@ def nan_in_cache(engine: Engine) -> Iterator[None]:
 
 
 @contextmanager
-def unchecked_nan(engine: Engine) -> Iterator[None]:
+def unchecked_nan(engine: Engine, layer: int = 0) -> Iterator[None]:
     """The same NaN, in an engine that draws from whatever logits it gets."""
-    with nan_in_cache(engine), patched(sampler, _error=lambda raw_best, best: None):
+    with nan_in_cache(engine, layer), patched(sampler, _error=lambda raw_best, best: None):
         yield
 
 
