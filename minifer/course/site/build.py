@@ -7,7 +7,7 @@ import io
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def _sphinx(source: Path, out: Path, doctrees: Path) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue()).replace(f"{source}/", "").strip()
 
 
-def _settings() -> Mapping[str, Any]:
+def _settings() -> dict[str, Any]:
     absent = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
     return {
         "project": "minifer",

@@ -53,12 +53,15 @@ def _short(page: str) -> str:
     return Path(page).name[:3]
 
 
-def uses_of(pages_of: Mapping[str, Any], modules: Mapping[Path, str], root: Path) -> dict[str, Any]:
+def uses_of(
+    pages_of: Mapping[str, Any], modules: Mapping[Path, str], root: Path
+) -> dict[str, set[str]]:
     """Module → pages of the lectures that import from it or link to it.
 
     pages_of: page → its notebook, as it lies in the repository.
     """
-    known, found = set(modules.values()), defaultdict(set)
+    known = set(modules.values())
+    found: defaultdict[str, set[str]] = defaultdict(set)
     for page, notebook in pages_of.items():
         for cell in notebook.cells:
             if cell.cell_type == "code":
