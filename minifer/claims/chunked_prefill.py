@@ -153,11 +153,7 @@ def reproduce(settings: Settings) -> Findings:
                 "P99 between tokens at most, ms",
                 "requests/s",
                 tuple(
-                    Curve(
-                        name,
-                        tuple(gap * 1e3 for gap in found),
-                        tuple(one[name].rate for one in found.values()),
-                    )
+                    Curve.of(name, {gap * 1e3: one[name].rate for gap, one in found.items()})
                     for name in names
                 ),
                 log="x",

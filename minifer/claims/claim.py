@@ -63,6 +63,11 @@ class Curve:
     hollow: tuple[int, ...] = ()
     points: bool = False
 
+    @classmethod
+    def of(cls, label: str, points: Mapping[float, float]) -> Curve:
+        """points: x → y."""
+        return cls(label, tuple(map(float, points)), tuple(points.values()))
+
 
 @dataclass(frozen=True)
 class CurvePanel:

@@ -185,13 +185,7 @@ def reproduce(settings: Settings) -> Findings:
                 f"2P1D by the link that moves KV (mean {FAST['tpot'] * 1e3:.0f} ms a token)",
                 "GB/s a prefill GPU",
                 "requests/s a GPU",
-                (
-                    Curve(
-                        "2P1D",
-                        tuple(link / 1e9 for link in links),
-                        tuple(links.values()),
-                    ),
-                ),
+                (Curve.of("2P1D", {link / 1e9: rate for link, rate in links.items()}),),
                 log="x",
             ),
         ),

@@ -147,10 +147,9 @@ def reproduce(settings: Settings) -> Findings:
                 "requests that decode together",
                 "J a token",
                 tuple(
-                    Curve(
+                    Curve.of(
                         f"busy {busy:.0%} of the time",
-                        tuple(map(float, BATCHES)),
-                        tuple(joules_a_token(LLAMA_8B, batch, busy) for batch in BATCHES),
+                        {batch: joules_a_token(LLAMA_8B, batch, busy) for batch in BATCHES},
                     )
                     for busy in BUSY
                 ),

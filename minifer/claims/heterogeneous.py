@@ -173,11 +173,7 @@ def reproduce(settings: Settings) -> Findings:
                 "mean time a token at most, ms",
                 "requests/s a kW",
                 tuple(
-                    Curve(
-                        name,
-                        tuple(tpot * 1e3 for tpot in TPOTS),
-                        tuple(rates[tpot][name] for tpot in TPOTS),
-                    )
+                    Curve.of(name, {tpot * 1e3: rates[tpot][name] for tpot in TPOTS})
                     for name in POOLS
                 ),
                 log="x",

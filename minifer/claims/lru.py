@@ -148,10 +148,9 @@ def reproduce(settings: Settings) -> Findings:
                 f"capacity, blocks of {BLOCK} tokens",
                 "share of blocks served",
                 tuple(
-                    Curve(
+                    Curve.of(
                         f"{name} (the engine's)" if name == "LRU" else name,
-                        tuple(map(float, rates)),
-                        tuple(r[name] for r in rates.values()),
+                        {size: r[name] for size, r in rates.items()},
                     )
                     for name in (*POLICIES, BEST)
                 ),
@@ -163,8 +162,8 @@ def reproduce(settings: Settings) -> Findings:
                 f"capacity, blocks of {BLOCK} tokens",
                 "ratio",
                 (
-                    Curve("LRU's misses ÷ best", tuple(map(float, misses)), tuple(misses.values())),
-                    Curve("best hits ÷ LRU's", tuple(map(float, hits)), tuple(hits.values())),
+                    Curve.of("LRU's misses ÷ best", misses),
+                    Curve.of("best hits ÷ LRU's", hits),
                 ),
                 log="x",
                 y_marks={"2×": 2.0},

@@ -138,15 +138,15 @@ def reproduce(settings: Settings) -> Findings:
                 "prefix, tokens",
                 "break-even bandwidth, GB/s",
                 tuple(
-                    Curve(
+                    Curve.of(
                         machine.label,
-                        tuple(map(float, lengths)),
-                        tuple(machine.break_even(n) / GIGA for n in lengths),
+                        {
+                            n: machine.break_even(n) / GIGA
+                            for n in LENGTHS
+                            if n <= machine.model.max_position_embeddings
+                        },
                     )
                     for machine in MACHINES
-                    for lengths in [
-                        [n for n in LENGTHS if n <= machine.model.max_position_embeddings]
-                    ]
                 ),
                 log="xy",
             ),

@@ -97,10 +97,8 @@ def reproduce(settings: Settings) -> Findings:
                 "context, tokens of one request",
                 "µs a step",
                 (
-                    Curve(
-                        "floor: weights and KV",
-                        tuple(float(s) for s, *_ in contexts),
-                        tuple(seconds * 1e6 for _, seconds, _ in contexts),
+                    Curve.of(
+                        "floor: weights and KV", {s: seconds * 1e6 for s, seconds, _ in contexts}
                     ),
                 ),
                 log="x",

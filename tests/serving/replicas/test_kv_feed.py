@@ -11,14 +11,28 @@ from fleet_fakes import Fakes, answer, fleet, run, until
 from live import Live, live
 from live import until as wait_until
 
-from minifer.routing.kv_events import BlockRemoved, BlockStored, KVEventBatch, decode, encode
+from minifer.routing.kv_events import (
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    KVEventBatch,
+    decode,
+    encode,
+)
 from minifer.serving.replicas import kv_feed
 
 PREFIX = "The for statement is used to iterate over the elements of a sequence, and " * 2
 
 
-def sent(batch: KVEventBatch) -> bytes:
-    return f"data: {encode(batch)}\n\n".encode()
+def with_feeds(names: str) -> Fakes:
+    fakes = Fakes()
+    fakes.feeds = {name: asyncio.Queue() for name in names}
+    return fakes
+
+
+def say(fakes: Fakes, name: str, epoch: int, sequence: int, *events: KVEvent) -> None:
+    batch = encode(KVEventBatch(name, epoch, sequence, events))
+    fakes.feeds[name].put_nowait(f"data: {batch}\n\n".encode())
 
 
 def affine(count: int = 2, fakes: Fakes | None = None):
@@ -46,16 +60,14 @@ async def keys_of(f, prompt: str) -> tuple[bytes, ...]:
 
 def test_events_say_where_a_prefix_is():
     async def main():
-        fakes = Fakes()
-        fakes.feeds = {name: asyncio.Queue() for name in "abcd"}
-        async with affine(4, fakes) as f:
+        async with affine(4, with_feeds("abcd")) as f:
             keys = await keys_of(f, PREFIX)
             usual = (await f.complete(PREFIX)).headers["x-minifer-replica"]
             other = next(name for name in "abcd" if name != usual)
             for name in "abcd":
-                events = (BlockStored(keys, None),) if name == other else ()
-                fakes.feeds[name].put_nowait(sent(KVEventBatch(name, 1, 1, events)))
-                fakes.feeds[name].put_nowait(b'event: load\ndata: {"kv_usage":0.2500}\n\n')
+                events = [BlockStored(keys, None)] if name == other else []
+                say(f.fakes, name, 1, 1, *events)
+                f.fakes.feeds[name].put_nowait(b'event: load\ndata: {"kv_usage":0.2500}\n\n')
             states = f.server.fleet.router.tracker.replicas()
             await until(lambda: all(state.kv_usage == 0.25 for state in states))
             routed = await f.complete(PREFIX)
@@ -63,7 +75,7 @@ def test_events_say_where_a_prefix_is():
             assert routed.headers["x-minifer-reason"] == "prefix"
             text = (await f.http.get("/metrics")).text
             assert f'minifer_router_kv_is_exact{{replica="{other}"}} 1.0' in text
-            fakes.feeds[other].put_nowait(sent(KVEventBatch(other, 1, 2, (BlockRemoved(keys),))))
+            say(f.fakes, other, 1, 2, BlockRemoved(keys))
             index = f.server.fleet.router.index
             await until(lambda: other not in index.match(keys))
             assert (await f.complete(PREFIX)).headers["x-minifer-reason"] != "prefix"
@@ -91,17 +103,14 @@ def test_a_feed_that_breaks_is_opened_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_feed, "RECONNECT", 0.01)
 
     async def main():
-        fakes = Fakes()
-        fakes.feeds = {name: asyncio.Queue() for name in "ab"}
-        async with affine(2, fakes) as f:
+        async with affine(2, with_feeds("ab")) as f:
             keys = await keys_of(f, PREFIX)
             index = f.server.fleet.router.index
-            fakes.feeds["a"].put_nowait(sent(KVEventBatch("a", 1, 1, (BlockStored(keys, None),))))
+            say(f.fakes, "a", 1, 1, BlockStored(keys, None))
             await until(lambda: index.match(keys) == {"a": len(keys)})
-            fakes.feeds["a"].put_nowait(b"data: nonsense\n\n")
+            f.fakes.feeds["a"].put_nowait(b"data: nonsense\n\n")
             await until(lambda: f.count("kv_snapshots", replica="a") == 2)
-            short = (BlockStored(keys[:1], None),)
-            fakes.feeds["a"].put_nowait(sent(KVEventBatch("a", 2, 1, short)))
+            say(f.fakes, "a", 2, 1, BlockStored(keys[:1], None))
             await until(lambda: index.match(keys) == {"a": 1})
 
     run(main())
@@ -111,15 +120,13 @@ def test_events_that_are_missing_are_asked_for_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kv_feed, "RECONNECT", 0.01)
 
     async def main():
-        fakes = Fakes()
-        fakes.feeds = {name: asyncio.Queue() for name in "ab"}
-        async with affine(2, fakes) as f:
+        async with affine(2, with_feeds("ab")) as f:
             keys = await keys_of(f, PREFIX)
             index = f.server.fleet.router.index
-            fakes.feeds["a"].put_nowait(sent(KVEventBatch("a", 1, 1, (BlockStored(keys, None),))))
-            fakes.feeds["a"].put_nowait(sent(KVEventBatch("a", 1, 3)))
+            say(f.fakes, "a", 1, 1, BlockStored(keys, None))
+            say(f.fakes, "a", 1, 3)
             await until(lambda: f.count("kv_snapshots", replica="a") == 2)
-            fakes.feeds["a"].put_nowait(sent(KVEventBatch("a", 2, 1)))
+            say(f.fakes, "a", 2, 1)
             await until(lambda: index.match(keys) == {})
 
     run(main())
