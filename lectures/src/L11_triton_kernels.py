@@ -273,7 +273,9 @@ print("by hand:", [round(v, 4) for v in hand[0].tolist()])
 from minifer.perf.costs import ElementBytes
 
 x, weight = torch.randn(32, 100), torch.randn(100)
-record = simulate(norm.rms_norm, x, weight, 1e-5, tiles=norm.norm_tiles(100)).trace
+done = simulate(norm.rms_norm, x, weight, 1e-5, tiles=norm.norm_tiles(100))
+record, truth = done.trace, norm.rms_norm_reference(x.double(), weight.double(), 1e-5)
+print("right:", torch.allclose(done.result.double(), truth, atol=1e-5))
 price = norm.rms_norm_cost(32, 100, element=ElementBytes(4, 4, 4))
 print("programs:", record.grid[0], " price:", int(price.bytes), "bytes")
 for name in ("X", "OUT", "WEIGHT"):
