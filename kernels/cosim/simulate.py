@@ -62,14 +62,18 @@ class Interleaving:
 
 @dataclass(frozen=True)
 class CosimResult:
-    """What a run showed. hand_overs: (step, from, to); a step is a load, a store or an atomic.
-    strays: accesses that the instruction did not declare, and declared writes that never came."""
+    """What a run showed. A step is a load, a store or an atomic.
+
+    hand_overs: (step, from, to) of the baton, also where a program ends. begun: (step, program,
+    place in its queue) of each instruction, with a listing. strays: accesses that the instruction
+    did not declare, and declared writes that never came."""
 
     races: tuple[Race, ...]
     strays: tuple[Stray, ...]
     deadlock: str | None
     steps: int
     hand_overs: tuple[tuple[int, int, int], ...]
+    begun: tuple[tuple[int, int, int], ...]
     reasons: tuple[str, ...]
 
     @property
@@ -124,6 +128,7 @@ def cosimulate(
         run.deadlock,
         run.steps,
         tuple(run.hand_overs),
+        tuple(run.begun),
         tuple(run.reasons()),
     )
 
@@ -159,6 +164,7 @@ class _Run:
     failure: BaseException | None = None
     stopping: bool = False
     hand_overs: list[tuple[int, int, int]] = field(default_factory=list)
+    begun: list[tuple[int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.live = list(range(self.num_programs))
@@ -216,7 +222,9 @@ class _Run:
             self.footprints.finish(me)
             self.live.remove(me)
             if self.live:
-                self._give(self._choose(None))
+                to = self._choose(None)
+                self.hand_overs.append((self.steps, me, to))
+                self._give(to)
         except _Stop:
             pass
         except BaseException as error:  # it is the launching thread's
@@ -286,6 +294,7 @@ class _Run:
             begun = self.footprints.begins(me, addresses)
             if begun is not None:
                 self.clocks.begin(me, begun)
+                self.begun.append((self.steps, me, begun))
         for shadow, elements in self.clocks.touched(addresses):
             self.clocks.access(me, shadow, elements, kind)
             self.footprints.touch(me, shadow.name, elements, kind)

@@ -4,6 +4,7 @@ found, and nothing of a run is left behind. The megakernel itself:
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -387,3 +388,10 @@ def test_an_interpreter_without_a_hook_is_refused_with_a_reason(
     monkeypatch.delattr(InterpreterBuilder, "create_atomic_rmw")
     with pytest.raises(ValueError, match=r"the interpreter of triton .* has no create_atomic_rmw"):
         cosimulate(kernels.same_element, 2, (numbers(4), 1), tracked={})
+
+
+def test_the_baton_is_never_lost_and_who_ends_hands_it_over_too() -> None:
+    for how in MANY:
+        result = run(kernels.two_phases, 4, numbers(16), numbers(4), counters(), 4, 4, how=how)
+        assert all(a[2] == b[1] for a, b in itertools.pairwise(result.hand_overs))
+        assert {result.hand_overs[0][1]} | {to for _, _, to in result.hand_overs} == {0, 1, 2, 3}

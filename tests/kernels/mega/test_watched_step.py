@@ -262,3 +262,12 @@ def test_a_mutant_is_rejected_by_both_on_2_and_on_3_programs(name: str) -> None:
     assert row.verifier
     assert all(row.found.values())
     assert name not in UNSEEN_IN_TOKENS or row.right_tokens > 0
+
+
+def test_a_run_says_when_each_instruction_began() -> None:
+    plan = schedule(1, 1, 2, config=NARROW)
+    result = cosimulate_step(tiny_step(plan, config=NARROW).megakernel, Interleaving("random", 1))
+    for program, queue in enumerate(plan.queues):
+        begun = [(at, place) for at, who, place in result.begun if who == program]
+        assert [place for _, place in begun] == list(range(len(queue) + 1))  # HALT ends it
+        assert begun == sorted(begun)
