@@ -346,6 +346,6 @@ def figure(panels: Sequence[Panel], title: str, layers: range | None = None) -> 
         strip.tick_params(labelbottom=i == len(panels) - 1)
     strip.set_xlabel("time, µs")
     patches = [Patch(color=colour, label=label) for colour, label in KINDS.values()]
-    drawing.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=8)
+    drawing.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=9)
     drawing.suptitle(title)
     return drawing
