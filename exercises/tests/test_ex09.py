@@ -132,7 +132,7 @@ def treat(window: clinic.Window) -> list[clinic.Reply]:
     replies += window.ask("h" * P + "p" * P) + window.ask("p" * P + "h" * P + "?")
     replies += window.ask(*("s" * (2 * P) for _ in "ab"), salt="other", max_tokens=2)
     replies += window.ask("Say: ", says="“naïve” 你好 👋.", stop=("ok", "好 no"))
-    return replies + window.ask("One. ", "Two. ", "Three. ", max_tokens=P * N // 2)
+    return replies + window.ask(*(f"{n}: " for n in "abc"), max_tokens=P * N // 2)
 
 
 def judge_cure(target: Any, number: int, rng: random.Random) -> None:
