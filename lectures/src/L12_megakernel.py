@@ -641,7 +641,8 @@ for attempt in (
 # year of a strong engineer for one GPU, two or three models and batches of 1 to 16; at 17,
 # "start over" (reported). A prompt is no case either: launches are 1 % of it (above). For a
 # step with a prompt in it minifer goes back to ordinary kernels.
-#
+
+# %% [markdown]
 # ## Takeaways
 #
 # - Launches cost as much as a step is short: a fifth at 1B and one request, 1 % of a prompt.

@@ -70,7 +70,7 @@ def attention(
     for name, number in (("num_sms", num_sms), ("heads", heads), ("part", part)):
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
-    work = []
+    work: list[tuple[str, float]] = []
     for request, tokens in contexts.items():
         pieces = 1 if part is None else -(-tokens // part)
         sizes = [stop - start for start, stop in chunks(tokens, pieces)]
@@ -82,7 +82,7 @@ def attention(
 
 def _deal(work: Sequence[tuple[str, float]], num_sms: int) -> list[Block]:
     free = [(0.0, sm) for sm in range(num_sms)]
-    blocks = []
+    blocks: list[Block] = []
     for request, duration in work:
         start, sm = heapq.heappop(free)
         blocks.append(Block(request, sm, start, start + duration))

@@ -108,7 +108,8 @@ def interleaving_figure(
 
 def _held(result: CosimResult) -> list[tuple[int, int, int]]:
     """(program, from, to) in steps: who had the baton."""
-    found, since = [], 0
+    found: list[tuple[int, int, int]] = []
+    since = 0
     for step, before, _ in result.hand_overs:
         found.append((before, since, step))
         since = step

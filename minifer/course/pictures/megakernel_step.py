@@ -125,7 +125,8 @@ def run_reference(schedule: Schedule, seed: int | None = None) -> Tensor:
 
     from minifer.kernels.mega.reference_vm import Inputs, ReferenceMachine
 
-    step, model = step_of_a(), tiny().model
+    step = step_of_a()
+    model: Any = tiny().model
     positions = torch.tensor([step.position])
     cos, sin = model.rotary(positions)
     inputs = Inputs(
