@@ -453,7 +453,7 @@ explore(view, alt=alt, labels={"visit": "after the visit"}, visit=names)
 #
 # ## When is a hit in a slower tier worth it?
 #
-# Loading wins if it is over before the tokens would be computed:
+# Loading wins if it ends before computing would:
 #
 # bytes / bandwidth < tokens / prefill speed, so bandwidth > **B_min** = bytes a token ·
 # prefill speed

@@ -113,6 +113,11 @@ def too_many_words(notebook: Any) -> None:
     prose(notebook).source += " word" * 4000
 
 
+def too_many_words_between_signs(notebook: Any) -> None:
+    """No tag: what stands between the two signs is prose."""
+    prose(notebook).source += " ρ < 1" + " word" * 4000 + " so ρ > 0"
+
+
 def tagged(notebook: Any) -> None:
     prose(notebook).metadata = {"tags": ["row-99"]}
 
@@ -147,6 +152,7 @@ BROKEN: list[tuple[str, Callable[[Any], None]]] = [
     ("N11", run_twice),
     ("N12", skipped),
     ("N13", too_many_words),
+    ("N13", too_many_words_between_signs),
     ("N14", say("[here](nowhere.py)")),
     ("N15", append("print({1, 2})")),
     ("N15", printed("tensor([" + ", ".join("0.1" for _ in range(50)) + "])")),

@@ -25,6 +25,8 @@ MIN_PICTURES, MIN_SABOTAGES, MAX_PRINTED_NUMBERS = 5, 3, 40
 # Sections that ask nothing of the engine.
 _QUIET = {"Where is the token now?", "Takeaways", "In real engines", "Exercises"}
 _EASY = re.compile(r"(?i)\b(simply|just|obviously|of course|trivial(?:ly)?|clearly)\b")
+# What is no prose: HTML tags and bare links (a "<" before a number is a sign), code.
+_MARKUP = r"</?[A-Za-z][^>\n]*>|`[^`]*`"
 # One spelling for each idea: the wrong one, and ours.
 _SPELLINGS = {
     r"key[- ]value cache": "KV cache",
@@ -249,7 +251,8 @@ def _no_skips(lecture: Lecture) -> Findings:
 
 
 def _budget(lecture: Lecture) -> Findings:
-    words = len(re.findall(r"\w[\w'-]*", re.sub(r"\([^)\s]+\)|<[^>]+>|`[^`]*`", "", lecture.text)))
+    prose = re.sub(rf"\([^)\s]+\)|{_MARKUP}", "", lecture.text)
+    words = len(re.findall(r"\w[\w'-]*", prose))
     lines = sum(bool(line.strip()) for cell in lecture.code for line in cell.source.splitlines())
     if not CELLS[0] <= len(lecture.cells) <= CELLS[1]:
         yield lecture.name, f"{len(lecture.cells)} cells, wanted {CELLS[0]} to {CELLS[1]}"
@@ -286,7 +289,7 @@ def _printing(lecture: Lecture) -> Findings:
 
 def _words(lecture: Lecture) -> Findings:
     for cell in lecture.prose:
-        text = re.sub(r"`[^`]*`|\]\([^)]*\)|<[^>]+>", "", cell.source)
+        text = re.sub(rf"\]\([^)]*\)|{_MARKUP}", "", cell.source)
         for found in _EASY.findall(text):
             yield cell.id, f"{found!r} tells a learner that it is easy"
         for wrong, right in _SPELLINGS.items():
