@@ -13,7 +13,6 @@ The HTTP router and Ray's run this on their event loop, the simulator on its vir
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
 from minifer.routing.index import KVIndex
@@ -25,7 +24,7 @@ class Router:
     """Chooses a replica for each request, and remembers that it did. One thread's.
 
     index: of what replicas hold; one that knows only what was sent where unless given. tracker:
-    of their loads. `decisions` counts (replica, reason).
+    of their loads.
     """
 
     def __init__(
@@ -37,7 +36,6 @@ class Router:
         self.policy = policy
         self.index = index if index is not None else KVIndex()
         self.tracker = tracker if tracker is not None else LoadTracker()
-        self.decisions: Counter[tuple[str, str]] = Counter()
 
     def add(self, name: str, role: Role = Role.MIXED) -> None:
         """A replica to send to. Raises `ValueError` for a name that is taken."""
@@ -76,8 +74,10 @@ class Router:
         role: Role | None = None,
         exclude: Collection[str] = (),
     ) -> Assignment:
-        """Decide, and count the request to its replica from now on; see `decide`."""
-        decision = self.decide(request, role, exclude)
-        self.decisions[decision.replica, decision.reason] += 1
+        """Decide, and count the request to its replica from now on: `decide` and `send`."""
+        return self.send(request, self.decide(request, role, exclude))
+
+    def send(self, request: RoutingRequest, decision: Decision) -> Assignment:
+        """Count the request to the replica that was decided on."""
         self.index.record(decision.replica, request.prefix_keys)
         return self.tracker.sent(request, decision.replica, decision.cached_tokens)

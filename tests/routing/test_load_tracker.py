@@ -113,10 +113,10 @@ def test_the_next_turn_of_a_chat_goes_where_the_last_one_went():
     for name, keys in chats.items():
         first = router.route(make_request(160, keys[:10], name))
         router.tracker.finished(first)
-        second = router.route(make_request(320, keys, name))
+        decision = router.decide(make_request(320, keys, name))
+        assert decision.reason == "prefix"
+        second = router.send(make_request(320, keys, name), decision)
         assert second.replica == first.replica and second.prefill_tokens == 160
-    assert sum(router.decisions.values()) == 6
-    assert {reason for _, reason in router.decisions} == {"hash", "prefix"}
 
 
 def test_a_retry_goes_to_another_replica_until_none_is_left():

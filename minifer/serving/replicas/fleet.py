@@ -109,11 +109,9 @@ class FleetErrand(Errand):
         expected = expected_tokens(self.asked, decision.cached_tokens)
         self.chosen = chosen = Chosen(replica.name, decision.reason, expected)
         self._tried.add(replica.incarnation)
-        fleet.router.index.record(replica.name, self.asked.prefix_keys)
-        tracker = fleet.router.tracker
-        self._assignment = tracker.sent(self.asked, replica.name, decision.cached_tokens)
+        self._assignment = fleet.router.send(self.asked, decision)
         self._at.enter_context(replica.serving())
-        self._at.callback(tracker.finished, self._assignment)
+        self._at.callback(fleet.router.tracker.finished, self._assignment)
         self._at.callback(fleet.supervisor.notify)
         return replica, chosen
 
