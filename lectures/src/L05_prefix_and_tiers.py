@@ -453,15 +453,15 @@ explore(view, alt=alt, labels={"visit": "after the visit"}, visit=names)
 #
 # ## When is a hit in a slower tier worth it?
 #
-# Loading wins if it ends before computing would:
+# Loading wins if it is faster than computing:
 #
 # bytes / bandwidth < tokens / prefill speed, so bandwidth > **B_min** = bytes a token ·
 # prefill speed
 #
 # By hand: a token of minifer-tiny has 2 · 4 layers · 6 heads · 16 · 4 bytes = 3,072 bytes.
 # Say prefill makes 10,000 tokens a second. Then B_min is 30.7 MB/s: a disk of 100 MB/s
-# pays, one of 20 MB/s does not. *The faster the chip computes, the faster its disks have
-# to be.* The engine's rule, with these numbers:
+# pays, one of 20 MB/s does not. *The faster the chip computes, the faster its disks must
+# be.* The engine's rule, with these numbers:
 
 # %% tags=["claim", "row-19"]
 from minifer.kv.tiers.break_even import BreakEven, mooncake_break_even
