@@ -122,6 +122,10 @@ def test_ex14_1_a_saturation_has_the_best_rate_of_the_list(
         )
 
 
+def on_curve(fit: Sequence[float], depth: float) -> float:
+    return fit[0] + fit[1] * math.exp(-fit[2] * depth)
+
+
 @points("14.1", 2)
 def test_ex14_1_the_hidden_points_are_hidden_from_the_fit(
     target: Any, rng: Any
@@ -129,21 +133,18 @@ def test_ex14_1_the_hidden_points_are_hidden_from_the_fit(
     for noise, seen in ((0.02, 3.0), (0.02, 4.0), (0.05, 8.0), (0.05, 12.0)):
         depths, losses = saturating(rng, noise)
         pairs = list(zip(depths, losses, strict=True))
-        inside = [pair for pair in pairs if pair[0] <= seen]
-        floor, scale, rate = true_saturation(*zip(*inside, strict=True), RATES)
-        errors = [
-            abs(floor + scale * math.exp(-rate * depth) - loss)
-            for depth, loss in pairs
-            if depth > seen
-        ]
+        known = [pair for pair in pairs if pair[0] <= seen]
+        fit = true_saturation(*zip(*known, strict=True), RATES)
+        worst = max(abs(on_curve(fit, T) - L) for T, L in set(pairs) - set(known))
         tried = f"hidden_error(depths={depths}, losses={losses}, seen={seen}, rates={RATES})"
         with unchanged(tried, depths=depths, losses=losses):
             got = target.hidden_error(depths, losses, seen, RATES)
-        compare(got, max(errors), tried, atol=1e-7, rtol=1e-5)
-    depths, losses = [1.0, 2.0, 3.0, 4.0, 6.0], [2.6, 2.3, 2.31, 0.0, 0.0]
-    floor, scale, rate = true_saturation(depths[:3], losses[:3], RATES)
-    for i, off in ((3, 0.001), (4, -0.002)):  # nearer than the points that were fitted
-        losses[i] = floor + scale * math.exp(-rate * depths[i]) + off
+        compare(got, worst, tried, atol=1e-7, rtol=1e-5)
+    depths, losses = [1.0, 2.0, 3.0], [2.6, 2.3, 2.31]
+    fit = true_saturation(depths, losses, RATES)
+    for depth, off in ((4.0, 0.001), (6.0, -0.002)):  # nearer than what was fitted
+        depths.append(depth)
+        losses.append(on_curve(fit, depth) + off)
     tried = f"hidden_error(depths={depths}, losses={losses}, seen=3.0, rates={RATES})"
     got = target.hidden_error(depths, losses, 3.0, RATES)
     compare(got, 0.002, tried, atol=1e-7, rtol=1e-5)
@@ -211,13 +212,13 @@ def true_band(
         for d in draws
     ]
     found = [best for m in means if (best := true_best(mus, m)) is not None]
-    without = 1 - len(found) / len(draws)
-    if without > 0.5:
-        return None, None, without
+    missing = len(draws) - len(found)
+    if 2 * missing > len(draws):
+        return None, None, missing / len(draws)
     low, high = (
         float(np.quantile(found, q)) for q in ((1 - level) / 2, (1 + level) / 2)
     )
-    return low, high, without
+    return low, high, missing / len(draws)
 
 
 @points("14.2", 1)
@@ -693,10 +694,10 @@ def true_plan(
 ) -> tuple[list[int], list[int]]:
     """By the rules, one token of the budget after the other."""
     tokens = [0] * len(running)
-    order = sorted(range(len(running)), key=lambda i: (running[i] != 1, i))
-    left = budget
-    for i in order:
-        while left and tokens[i] < running[i]:
+    left, queue = budget, list(enumerate(running))
+    queue.sort(key=lambda pair: pair[1] != 1)  # decodes first, else as they stand
+    for i, todo in queue:
+        while left and tokens[i] < todo:
             tokens[i], left = tokens[i] + 1, left - 1
     admitted: list[int] = []
     for todo, blocks in waiting:

@@ -124,9 +124,9 @@ from minifer.parcae.lab.laws.fits import fit_power_law
 
 
 def exponent(x, y):
-    """The slope of a straight line through the logarithms."""
-    slope, _ = np.polyfit(np.log(x), np.log(y), 1)
-    return float(slope)
+    """The slope of a straight line through the logarithms, by least squares."""
+    u, v = (np.log(values) - np.log(values).mean() for values in (x, y))
+    return float(u @ v / (u @ u))
 
 
 print(f"by three points: {exponent([1, 4, 16], [2, 4, 8]):.2f}")
@@ -537,8 +537,8 @@ microscope(example.run(), "A", position=24, stage="postprocessing")
 
 # %% [markdown]
 # And *time*? The roofline gives a floor (L01). A prediction needs prices, measured on
-# *other* requests, so that A's time is held out: a fixed part a step, a price a request,
-# and for the forward pass one a token, too.
+# *other* requests, so that A's time is held out: a fixed part a step, and a price for what
+# each part handles (requests, new blocks, tokens, or draws).
 
 # %% tags=["picture"]
 from minifer.perf.limit import this_machine
@@ -562,7 +562,7 @@ whole = [sum(pair[place] for pair in found.values()) for place in (0, 1)]
 print(f"A's whole life: off by {whole[0] / whole[1] - 1:+.0%}")
 
 # %% [markdown]
-# Compare the errors with the distance to the floor. A list of eleven prices names the time
+# Compare the errors with the distance to the floor. A list of twelve prices names the time
 # of requests it has never seen; the roofline says how much of it physics asks for. What
 # lies between is all that an engine does, and all that is left to do.
 #

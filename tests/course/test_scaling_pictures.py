@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,6 @@ from minifer.course.pictures.scaling_data import (
 from minifer.events import STAGES
 from minifer.parcae.lab.laws.isoflop import by_budget
 from minifer.perf.devices import DEVICES
-from minifer.perf.step_model import StepModel
 
 H100 = DEVICES["H100-SXM"]
 RESULTS = Path(__file__).resolve().parents[2] / "lectures" / "results"
@@ -136,26 +135,27 @@ def test_laps_of_a_run_are_its_steps() -> None:
     assert len(steps) == 13
     assert sum(step.features["tokens"] for step in steps) == 75
     assert sum(step.draws for step in steps) == 27
+    assert sum(step.blocks for step in steps) == 4 + 3 + 3  # less the two that B found
     assert [step.stage for step in steps[:2]] == ["prefill", "prefill"]
     for step in steps:
         assert sum(step.stages().values()) == pytest.approx(sum(step.seconds.values()))
 
 
 def test_prices_that_are_exact_predict_exactly() -> None:
-    steps = [
-        closing.Step(
-            {str(i): (tokens, 9) for i in range(requests)},
-            requests,
-            {lap: 1.0 + requests + (tokens * requests if "forward" in lap else 0)
-             for lap in closing.LAPS},
-            "decode" if tokens == 1 else "prefill",
-        )
-        for requests, tokens in ((1, 1), (2, 1), (3, 4), (2, 5), (4, 2))
-    ]  # fmt: skip
+    """Each lap costs 1 and, for each thing its time may depend on, 1 for each of it."""
+    steps = []
+    for requests, tokens, blocks in ((1, 1, 0), (2, 1, 1), (3, 4, 0), (2, 5, 3), (4, 2, 1)):
+        batch = {str(i): (tokens, 9) for i in range(requests)}
+        stage = "decode" if tokens == 1 else "prefill"
+        step = closing.Step(batch, requests - 1, blocks, {}, stage)
+        seconds = {
+            lap: 1.0 + sum(step.features[name] for name in names)
+            for lap, names in closing.LAPS.items()
+        }
+        steps.append(replace(step, seconds=seconds))
     prices = closing.price_list(steps)
-    assert all(isinstance(model, StepModel) for model in prices.values())
     for step in steps:
         assert closing.priced(prices, step) == pytest.approx(step.seconds)
     found = closing.life("0", steps, prices)
     assert list(found) == list(STAGES)
-    assert statistics.fmean(p / m for p, m in found.values()) == pytest.approx(1.0)
+    assert all(predicted == pytest.approx(measured) for predicted, measured in found.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minifer import Engine, EngineConfig, SamplingParams
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 # A lap of the engine's step → what its time may depend on.
 LAPS: Mapping[str, tuple[str, ...]] = {
-    "step.scheduled": ("requests",),
+    "step.scheduled": ("requests", "blocks"),  # the scheduler asks for them
     "step.prepared": ("requests",),
     "step.forward": ("requests", "tokens"),
-    "step.sampled": ("requests",),
-    "step.postprocessed": ("requests",),
+    "step.sampled": ("draws",),
+    "step.postprocessed": ("draws",),
 }
 # Whom the prices are fitted to: other prompts, other lengths, another number of them.
 OTHERS: Mapping[str, tuple[str, int]] = {
@@ -44,18 +44,21 @@ OTHERS: Mapping[str, tuple[str, int]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the engine. batch: request id → (query, context). seconds: by lap. stage: of the
-    forward pass, "prefill" or "decode"."""
+    """One step of the engine. batch: request id → (query, context). blocks: newly taken.
+    seconds: by lap. stage: of the forward pass, "prefill" or "decode"."""
 
     batch: Mapping[str, tuple[int, int]]
     draws: int
+    blocks: int
     seconds: Mapping[str, float]
     stage: str
 
     @property
     def features(self) -> dict[str, float]:
         queries = [query for query, _ in self.batch.values()]
-        return {"requests": float(len(queries)), "tokens": float(sum(queries))}
+        found = {"requests": len(queries), "tokens": sum(queries)}
+        found |= {"draws": self.draws, "blocks": self.blocks}
+        return {name: float(count) for name, count in found.items()}
 
     def stages(self, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
         """Seconds (None: the measured ones) by stage of the book instead of by lap."""
@@ -73,21 +76,23 @@ def steps_of(events: Sequence[Event]) -> list[Step]:
     found: list[Step] = []
     batch: dict[str, tuple[int, int]] = {}
     seconds: dict[str, float] = {}
-    draws, stage = 0, "decode"
+    draws, blocks, stage = 0, 0, "decode"
     for event in events:
         if event.name == "step.started":
-            batch, seconds, draws = {}, {}, 0
+            batch, seconds, draws, blocks = {}, {}, 0, 0
         elif event.name == "request.scheduled" and event.token_range and event.request_id:
             first, last = event.token_range
             batch[event.request_id] = last - first, last
         elif event.name == "token.sampled":
             draws += 1
+        elif event.name == "kv.block_allocated":
+            blocks += len(event.data["blocks"])
         elif event.name in LAPS:
             seconds[event.name] = event.data["duration"]
             if event.name == "step.forward":
                 stage = event.stage
             elif event.name == "step.postprocessed":
-                found.append(Step(batch, draws, seconds, stage))
+                found.append(Step(batch, draws, blocks, seconds, stage))
     return found
 
 
@@ -98,7 +103,7 @@ def measure(requests: Mapping[str, tuple[str, int]], rounds: int = 5) -> list[St
     best = []
     for same in zip(*runs, strict=True):
         seconds = {lap: min(step.seconds[lap] for step in same) for lap in LAPS}
-        best.append(Step(same[0].batch, same[0].draws, seconds, same[0].stage))
+        best.append(replace(same[0], seconds=seconds))
     return best
 
 
@@ -161,6 +166,7 @@ def price_list(steps: Sequence[Step]) -> dict[str, StepModel]:
         lap: fit_step_model(
             {name: [step.features[name] for step in steps] for name in names},
             [step.seconds[lap] for step in steps],
+            relative_to=[1.0] * len(steps),  # what counts is the sum over many steps
         )
         for lap, names in LAPS.items()
     }
