@@ -55,8 +55,6 @@ class Language:
     launch: Launch | None = None
     strict: bool = True
     constexpr: Any = type("constexpr", (), {})
-    range = staticmethod(lambda *bounds, **_: range(*(int(bound) for bound in bounds)))
-    static_range = range
 
     def __init__(self) -> None:
         names = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
@@ -78,6 +76,15 @@ class Language:
 
     def num_programs(self, axis: int) -> Block:
         return Block(torch.tensor(self._now().trace.grid[axis], dtype=torch.int32))
+
+    def range(self, *bounds: Any, **_: Any) -> Any:
+        return range(*(int(bound) for bound in bounds))
+
+    def static_range(self, *bounds: Any, **_: Any) -> Any:
+        return self.range(*bounds)
+
+    def cdiv(self, a: Any, b: Any) -> Any:
+        return cdiv(a, b)
 
     # -- blocks
 
@@ -199,9 +206,6 @@ def cdiv(a: Any, b: Any) -> Any:
 
 def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length() if n > 0 else 0
-
-
-Language.cdiv = staticmethod(cdiv)  # type: ignore[attr-defined]
 
 
 def _tf32(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -131,24 +132,21 @@ def attention(mistake: str = "", *, strict: bool) -> Callable[..., Tensor]:
     return attend
 
 
-def suites_find(attend: Callable[[bool], Callable[..., Tensor]]) -> tuple[bool, ...]:
+def suites_find(attend: Callable[..., Callable[..., Tensor]]) -> tuple[bool, ...]:
     """What each suite says of an implementation: True where it fails.
 
-    attend: strict → the function under test, as `attention` returns it.
+    attend(strict=…): the function under test, as `attention` returns it.
     """
-    usual = _fails(attend(False), _USUAL, 1.0, 1e-2)
-    ragged = usual or _fails(attend(False), _AWKWARD, 1.0, 1e-4)
-    large = ragged or _fails(attend(False), _AWKWARD[1:3], 60.0, 2e-4)
-    record = large or _fails(attend(True), _AWKWARD, 1.0, 1e-4)
+    usual = _fails(attend(strict=False), _USUAL, 1.0, 1e-2)
+    ragged = usual or _fails(attend(strict=False), _AWKWARD, 1.0, 1e-4)
+    large = ragged or _fails(attend(strict=False), _AWKWARD[1:3], 60.0, 2e-4)
+    record = large or _fails(attend(strict=True), _AWKWARD, 1.0, 1e-4)
     return usual, ragged, large, record
 
 
 def verdicts() -> list[Verdict]:
     """The right kernel first, then all mistakes."""
-    return [
-        Verdict(name, suites_find(lambda strict, name=name: attention(name, strict=strict)))  # type: ignore[misc]
-        for name in ("", *MISTAKES)
-    ]
+    return [Verdict(name, suites_find(partial(attention, name))) for name in ("", *MISTAKES)]
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
