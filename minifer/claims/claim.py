@@ -64,7 +64,7 @@ class Curve:
     points: bool = False
 
     @classmethod
-    def of(cls, label: str, points: Mapping[float, float]) -> Curve:
+    def of(cls, label: str, points: Mapping[float, float] | Mapping[int, float]) -> Curve:
         """points: x → y."""
         return cls(label, tuple(map(float, points)), tuple(points.values()))
 

@@ -217,7 +217,7 @@ class Kernel:
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn)  # type: ignore[arg-type]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return _Simulated(_Simulator("forward"), self.fn)[grid]

@@ -80,8 +80,8 @@ def flash_attention(table: Sequence[int], tile: int = 16, factor: float = 1.0) -
         max_query=S, tiles=flash.Tiles(tile, tile, 1, 1),
     )  # fmt: skip
     plain = flash.flash_attention(*_device(q * factor, k, v, *more), max_query=S)
-    wide = (q.double() * factor, k.double(), v.double())
-    truth = flash.flash_attention_reference(*wide, *more)
+    q64, k64, v64 = q.double() * factor, k.double(), v.double()
+    truth = flash.flash_attention_reference(q64, k64, v64, *more)
     errors = _distances(torch.stack([ran.result, plain.cpu()]), truth)
     return Example(
         ran.trace, flash.flash_attention_cost([(S, S)], 1, 1, C, element=FLOAT32), errors
@@ -116,8 +116,8 @@ def paged_decode(
         paged.paged_decode, *given, num_splits=num_splits, tiles=paged.Tiles(16, 16, 1, 1)
     )
     plain = paged.paged_decode(*_device(*given), num_splits=num_splits)
-    wide = (x.double() for x in (q, *pool))
-    truth = paged.paged_decode_reference(*wide, padded, right, C**-0.5)
+    q64, k64, v64 = (x.double() for x in (q, *pool))
+    truth = paged.paged_decode_reference(q64, k64, v64, padded, right, C**-0.5)
     cost = paged.paged_decode_cost(lengths, H, K, C, num_splits=num_splits, element=FLOAT32)
     errors = _distances(torch.stack([ran.result, plain.cpu()]), truth)
     return Example(ran.launches[0], cost, errors)

@@ -108,8 +108,14 @@ def forecast_figure(rows: Sequence[Forecast], *, title: str) -> Figure:
     figure = new_figure(8.2, 1.5 + 0.45 * len(rows))
     axes = figure.subplots()
     places = range(len(rows))
-    look = {"color": PALETTE["decode"], "hatch": HATCHES["decode"], "edgecolor": "white"}
-    axes.barh(places, [100 * row.share for row in rows], height=0.6, **look)
+    axes.barh(
+        places,
+        [100 * row.share for row in rows],
+        height=0.6,
+        color=PALETTE["decode"],
+        hatch=HATCHES["decode"],
+        edgecolor="white",
+    )
     for place, row in enumerate(rows):
         size = f"{row.bytes / 1e6:,.3g} MB, {row.seconds * 1e6:,.1f} µs"
         axes.text(100 * row.share + 1, place, size, va="center", fontsize=9)
