@@ -154,6 +154,15 @@ def test_a_dataclass_a_namedtuple_and_an_allowed_module_work(tmp_path: Path) -> 
     assert "an answer may not import minifer.kv.manager" in messages(result)[0]
 
 
+def test_a_module_can_be_open_to_one_exercise_alone(tmp_path: Path) -> None:
+    imports = "from minifer.config import EngineConfig\n    return total\n"
+    uses = MASTER.replace("return total\n", imports)
+    for exercise, status in (("91.1", "passed"), ("91.2", "failed")):
+        opened = f'import pytest\nALLOWED_IMPORTS = {{"{exercise}": ("minifer.config",)}}'
+        book = make_book(tmp_path / exercise, tests=TESTS.replace("import pytest", opened))
+        assert run(book, "91.1", uses).status == status
+
+
 def test_a_test_counts_when_it_passes_with_every_seed(book: Path) -> None:
     good = run(book, "91.1")
     bad = run(book, "91.1", solve(LOOP, "91.1", "total += n\n    return total + (n > 50)"))
