@@ -394,9 +394,7 @@ MUTANTS = [
 _ASK = '`for reply in engine.ask("One. ", "Two. ", "Three. ", max_tokens=half):` → '
 _HALF = "test_3: `half = engine.num_blocks * engine.block_size // 2` → "
 _FULL = "any length at which three replies overfill the pool will do"
-_REPLY = "test_4.is_wrong: `(reply,) = engine.ask(prompt, max_tokens=3)` → "
-_TWO = "a reply of two tokens or more shows both faults"
-_MAX = "test_4.is_wrong: `return max(errors) > 1e-3` → "
+_MAX = "test_4.is_wrong: `return max(errors) > 1e-4` → "
 _TEXT = 'test_4: `text = "The for statement is used to iterate"[: 2 * engine.block_size]` → '
 _BLOCKS = "any number of whole blocks will do"
 _TEXTS = "LoopGuard.push: `self.texts = [text, *self.texts][: self.max_period]` → "
@@ -409,14 +407,12 @@ SURVIVORS = {
     + "`for reply in engine.ask('Two. ', 'One. ', 'Three. ', max_tokens=half):`": (
         "the three prompts may come in any order"
     ),
-    _REPLY + "`(reply,) = engine.ask(prompt, max_tokens=4)`": _TWO,
-    _REPLY + "`(reply,) = engine.ask(prompt, max_tokens=2)`": _TWO,
     _TEXT
     + '`text = "The for statement is used to iterate"[: 3 * engine.block_size]`': _BLOCKS,
     _TEXT
     + '`text = "The for statement is used to iterate"[: 1 * engine.block_size]`': _BLOCKS,
-    _MAX + "`return max(errors) >= 0.001`": "no difference is 0.001 to the last bit",
-    _MAX + "`return max(errors) > 1.001`": (
+    _MAX + "`return max(errors) >= 0.0001`": "no difference is 0.0001 to the last bit",
+    _MAX + "`return max(errors) > 1.0001`": (
         "in a prompt so short the lost slot moves some token by more than 1 nat"
     ),
     "test_4.is_wrong: `errors = [abs(ours - true) for ours, true in pairs]` → "
