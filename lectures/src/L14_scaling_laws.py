@@ -353,9 +353,9 @@ for g in group(lab.lab_curves()):
 #
 # Gains halve, costs do not. **By hand:** the loss is 2 + ½^T, a loop takes 1 ms, and a
 # millisecond is worth 0.1 nats to us. The second loop gains 0.25, the third 0.125, the
-# fourth 0.0625. We stop at three. In general: loop while Z z e^(−zT) is above the price
-# of a loop. Since gains fall exponentially, ten times the budget buys a *fixed number* of
-# loops more.
+# fourth 0.0625. We stop at three. In general one more loop after T gains
+# Z (1 − e^(−z)) e^(−zT); loop while that is above its price. Should a nat become worth ten
+# times as much, this buys ln 10 / z loops more: a *fixed number*, here 3.3.
 #
 # Now a real model. parcae-tiny ships with minifer: one layer, looped 8 times. First
 # the cost: how often does the engine apply the core, and what does a token leave behind?
