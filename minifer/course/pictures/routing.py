@@ -63,7 +63,8 @@ def replica_gantt(panels: Mapping[str, Served], *, title: str) -> Figure:
 def _draw_replicas(axes: Axes, served: Served, lanes: Mapping[str, int], right: int) -> None:
     from matplotlib.patches import Rectangle
 
-    starts, top = {}, 0
+    starts: dict[str, int] = {}
+    top = 0
     for replica, number in lanes.items():
         starts[replica], top = top, top + number
     colours = request_colours(dict.fromkeys(name.partition(".")[0] for name in served.where))
