@@ -110,7 +110,8 @@ def window(
         ids = [*encode(prompt), *tokens]
         first = len(ids) - len(tokens)
         rows = reference_logits(model, ids[:-1])[first - 1 :].log_softmax(-1)
-        return rows[range(len(tokens)), list(tokens)].tolist()
+        scores: list[float] = rows[range(len(tokens)), list(tokens)].tolist()
+        return scores
 
     return Window(name, block_size, num_blocks, ask, oracle)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minifer.course import example
 from minifer.faults import registry
@@ -50,10 +51,14 @@ def tripped_at(text: str) -> int | None:
     return None
 
 
-def completion_lengths(rate: float, count: int = 100_000, limit: int = 16_384) -> np.ndarray:
+def completion_lengths(
+    rate: float, count: int = 100_000, limit: int = 16_384
+) -> NDArray[np.float64]:
     """Modelled lengths of replies: log-normal, median 250; a share `rate` runs into the limit."""
     rng = np.random.default_rng(9)
-    lengths = np.minimum(rng.lognormal(math.log(250), 0.8, count), limit).round()
+    lengths: NDArray[np.float64] = np.minimum(
+        rng.lognormal(math.log(250), 0.8, count), limit
+    ).round()
     lengths[rng.random(count) < rate] = limit
     return lengths
 
