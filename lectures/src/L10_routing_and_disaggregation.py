@@ -78,9 +78,9 @@ for gap in (0.0, 0.15):
 #
 # ## What does a score weigh?
 #
-# Both are blocks that stand before the request: those of prompts that wait there, those
-# of this prompt that the replica lacks, and those of its requests that decode. NVIDIA's
-# Dynamo adds them up and takes the lowest sum ([Routing
+# Work and waiting, in blocks that stand before the request: of prompts that wait there,
+# of this prompt what the replica lacks, of requests that decode. NVIDIA's Dynamo adds
+# them up and takes the lowest sum ([Routing
 # concepts](https://docs.nvidia.com/dynamo/v1.2.0/components/router/routing-concepts),
 # 2026). Its example has three workers with 8, 5 and 2 blocks to prefill and 10, 5 and 9
 # that decode. The third has most of the prompt. Who wins?
@@ -193,7 +193,7 @@ for policy in (TURN, "least_load", BOUNDED):
 # own scheduler and cache. *How long a step takes* is the part that is modelled, and
 # here it is one.
 #
-# And the answers? Whichever replica computes them, they must be the same.
+# And the answers? They must be the same from any replica.
 
 # %% tags=["claim"]
 answers = [served.answers for served in live.values()]
@@ -201,8 +201,7 @@ print("same answers under all policies:", all(one == answers[0] for one in answe
 
 # %% [markdown]
 # A router cannot make an answer wrong. Now a rush: eight users with one system prompt,
-# a step apart. Look at who waits for whom when affinity has no bound (an infinite
-# factor).
+# a step apart. Look at who waits for whom when affinity has no bound.
 
 # %% tags=["picture"]
 queue, rushed = fleet.rush(), {}
@@ -261,8 +260,8 @@ show(
 )
 
 # %% [markdown]
-# What does a false belief cost? A's third turn again: look at what is promised and what
-# is found. Then a batch of events gets lost: the index notices a gap in the numbers,
+# What does a false belief cost? A's third turn again: look at what is promised and
+# found. Then a batch of events gets lost: the index notices a gap in the numbers,
 # trusts the replica less, and asks for a **snapshot**.
 
 # %% tags=["claim"]
@@ -290,9 +289,9 @@ print("after a snapshot: exact", not hears.is_approximate("x"), right)
 # replicas with the step times of OPT 13B on an A100 (published with
 # [DistServe](https://arxiv.org/abs/2401.09670), OSDI 2024) and small caches; 400
 # requests of 16 tenants, each with a system prompt of 2,048 tokens, one of whom sends
-# four requests in ten. SGLang's rule balances from a difference of 4 requests on, not
-# 64. Simulated: nothing here is measured. Which policy carries most? Look at the
-#    busiest replica.
+# four requests in ten (more than OPT reads). SGLang's
+# rule balances above a difference of 4 requests, not 64. Simulated: nothing here is
+# measured. Which policy carries most? Look at the busiest replica.
 
 # %% tags=["claim"]
 from minifer.simulation.steps.published import PUBLISHED_STEPS
@@ -313,13 +312,13 @@ for policy, name in names.items():
 # %% [markdown]
 # Without a bound 81 % of all tokens are found, and one replica gets 73 % of the
 # requests: it has everything and no time. With a bound nearly as much is found, and
-# that is worth more than the fairest queue. Over all rates: which curve never follows
-# the rate?
+# that is worth more than the fairest queue; SGLang's rule carries most. Over all rates:
+# which curve leaves the rate first?
 
 # %% tags=["picture"]
 show(
     pictures.goodput_figure(
-        curves, rates, title="Bounded prefixes carry most, unbounded ones stall"
+        curves, rates, title="Prefixes within limits carry most, without one they stall"
     ),
     alt="Goodput against the rate of requests for five policies, simulated. All follow "
     "the rate up to 12 a second but prefixes without a bound, which stay near 4. In "
@@ -327,9 +326,9 @@ show(
 )
 
 # %% [markdown]
-# Past its limit each curve falls: requests that are late already are computed all the
-# same. And if nobody shares anything? Then a good rule must not lose. Prompts as long
-# as those, each alone, six a second:
+# Past their limits all curves but the unbounded one fall: requests that are late are
+# computed all the same. And if nobody shares anything? Then a good rule must not lose.
+# Prompts as long as those, each alone, six a second:
 
 # %% tags=["claim"]
 for policy, name in names.items():
@@ -346,17 +345,17 @@ for policy, name in names.items():
 #
 # In long chats nine of ten prompts are *warm*: their KV lies somewhere, in a device, in
 # DRAM, or in a store that all nodes share (the tiers of L05, and one more). The tenth
-# is *cold*. By hand, with contexts of 84,000 tokens, 1 / 40,000 s a token and some
-# attention: a cold prompt takes 4.3 s, a warm one a third of a second. A tenth of the
-# requests is 60 % of the work, and each cold one makes a dozen warm ones wait.
+# is *cold*. By hand, 84,000 tokens at 1 / 40,000 s take 2.1 s, and attention nearly as
+# long: a cold prompt takes 4 s, a warm one a third of a second. A tenth of the requests
+# is 57 % of the work.
 #
 # Together AI routes them apart: **cache-aware disaggregation**
 # ([post](https://www.together.ai/blog/cache-aware-disaggregated-inference), March
 # 2026). The guest lecture ([June 2026](https://www.youtube.com/watch?v=9EEm4iMAF5s))
-# calls it two lines in the routing layer. What is cold? The post gives no threshold;
-# its first author's code does ([smg#469](https://github.com/smg-project/smg/pull/469)):
-# a prompt that is long enough, matched in too small a part, *and* has enough left to
-# compute.
+# calls it two lines in the routing layer. What is cold? The post gives no threshold; a
+# closed pull request of its first author does
+# ([smg#469](https://github.com/smg-project/smg/pull/469)): a prompt that is long
+# enough, matched in too small a part, *and* has enough left to compute.
 
 # %% tags=["claim", "row-21"]
 from minifer.routing.cold_warm import is_cold
@@ -366,7 +365,8 @@ for tokens, matched in ((100, 5), (110, 95), (52, 4)):
     print(f"{tokens} tokens, {matched} matched: cold", is_cold(tokens, matched, **rule))
 
 # %% [markdown]
-# Two nodes, 1.1 requests a second, simulated with those step times. A warm prompt is
+# The third has too few left. Two nodes, 1.1 requests a second, simulated
+# with those step times. A warm prompt is
 # late after 1 s, a cold one after 10 s. *Equal*: both nodes take all, where the least
 # work waits. *Apart*: one node for each kind. *Soft*: a warm one may take an idle cold
 # node. *Threshold*: whatever has more than 1,024 new tokens is cold. *Ordered*: both
@@ -387,14 +387,13 @@ for name, key in chosen.items():
 # %% [markdown]
 # Apart, half as many warm prompts are late, and five times as many cold ones: they have
 # one node and not two. Of all requests 8 % are late and not 12: by that count a gain.
-# Soft is free for the cold ones. A threshold made for short prompts calls most later
-# turns cold and ruins both. And *ordered* keeps both kinds within a tenth, with all
-# nodes for all. (It has to know how long a prompt takes, which for prefill is known
-# when it comes.)
+# Soft is free for the cold ones. A threshold for short prompts calls most later turns
+# cold and ruins both. And *ordered* keeps both kinds within a tenth, with all nodes for
+# all. (It must know how long a prompt takes: for prefill that is known.)
 
 # %% tags=["picture"]
 show(
-    pictures.late_figure(late, title="Apart, warm prompts gain what cold ones lose"),
+    pictures.late_figure(late, title="Apart, warm prompts gain and cold ones lose"),
     alt="Shares of warm and of cold prompts that come too late, in five deployments: "
     "equal 13 and 4 %, apart 6 and 22 %, soft 4 and 22 %, wrong threshold 47 and 39 %, "
     "ordered 6 and 10 %.",
@@ -415,11 +414,11 @@ show(
 #
 # With the wrong threshold the gain is a loss (−64 %), and under a median nothing is
 # proved: past saturation half of the requests still look fine while cold ones wait for
-# ever. The gain needs about one cold prompt in ten, few nodes, first come first served,
+# ever. The gain is that of one cold prompt in ten, two nodes, first come first served,
 # and a condition that warm requests dominate. In exercise 10.4 you find the range
 # yourself.
 #
-# Is anybody served *faster*? Look at a rate that both deployments carry.
+# Is anybody late less often at a rate that both carry?
 
 # %% tags=["claim", "correction-6"]
 for name in ("equal", "apart"):
@@ -427,15 +426,15 @@ for name in ("equal", "apart"):
     print(f"0.5 requests/s, {name:6} late: {warm:.0%} of warm, {cold:.0%} of cold")
 
 # %% [markdown] tags=["row-14"]
-# Nobody. Below the limit a second node for everybody is worth as much to the warm ones.
+# Nobody. Below the limit a second node for all is worth as much to warm ones.
 #
 # ## What does a prompt do to those who decode?
 #
 # The other line to cut along is prefill against decode. Four requests decode, one token
-# every 30 ms or so, when a prompt of 8,192 tokens comes. Step times as Splitwise
-# measured them for Llama 2 70B on eight H100
+# every 30 ms or so, when a prompt of 8,192 tokens comes. Step times are fitted
+# to what Splitwise measured for Llama 2 70B on eight H100
 # ([arXiv:2311.18677](https://arxiv.org/abs/2311.18677)): 0.09 ms a prompt token, and
-# something for attention. By hand: for how long does nobody get a token, if the prompt
+# 0.1 s for attention. By hand: for how long does nobody get a token, if the prompt
 # is computed in one step? In chunks of 512? On another node?
 
 # %% tags=["claim", "row-14"]
@@ -445,7 +444,7 @@ for name, run in runs.items():
     print(f"first token after {run.seconds:.2f} s, nodes: {run.num_nodes}")
 
 # %% [markdown]
-# One step of 845 ms and one of decode: 873. Chunks make it 88, some sixteen times, and
+# One step of 841 ms and one of decode: 873. Chunks make it 88, some sixteen times, and
 # the long prompt waits half a second more for its first token. On a node of its own
 # nobody notices.
 
@@ -465,9 +464,9 @@ show(
 # ([arXiv:2401.09670](https://arxiv.org/abs/2401.09670), OSDI 2024), Splitwise 1.4 times
 # the throughput at 20 % lower cost, Mooncake 59 to 498 % more capacity
 # ([arXiv:2407.00079](https://arxiv.org/abs/2407.00079)); each against a system, and
-# under limits, of its own. With equal kernels, and 90 % of requests within 400 ms and
-# 100 ms a token, `minifer claims disaggregation` models 0.67 times the goodput a GPU
-# for one prefill and one decode GPU.
+# under limits, of its own. With equal kernels, and 90 % of requests within a TTFT of
+# 400 ms and 100 ms a token, `minifer claims disaggregation` models 0.67 times the
+# goodput a GPU for one prefill and one decode GPU.
 #
 # ## What moves, and is it still the same answer?
 #
@@ -586,11 +585,11 @@ for name in ("H100-SXM", "Groq-LPU-v1", "Cerebras-WSE-3"):
     print(f"{needed * chip.power_watts / 1e3:4.1f} kW, {floor * 1e6:6.1f} µs a token")
 
 # %% [markdown]
-# Data sheets' floors, without a byte of communication: a thousandth of the latency for
-# 30 times the power, and little room for KV. `minifer claims heterogeneous` (modelled,
-# 30 November 2026) gives requests/s a kilowatt: at 50 ms a token 54 for eight H100 that
-# do both and 37 for GPUs with 128 LPUs, at 1 ms 10 and 37. With half a millisecond of
-# talk a step the LPUs fall to 6.
+# Floors, without communication: less than a thousandth of the
+# latency for 30 times the power, and little room for KV. `minifer claims heterogeneous`
+# (modelled, 30 November 2026) gives requests/s a kilowatt: at 50 ms a token 54 for
+# eight H100 that do both and 37 for GPUs with 128 LPUs, at 1 ms 10 and 37. With half a
+# millisecond of talk a step the LPUs fall to 6.
 #
 # ## What if one device does not hold the model?
 #
@@ -613,8 +612,8 @@ print("whole", ((x @ first.T).relu() @ second.T).tolist())
 
 # %% [markdown]
 # ReLU looks at each place alone; a norm between the two would have to see both. Now
-# minifer-tiny on two and three ranks, and what is said: look at the bytes of one sum,
-# for Llama 3 70B on 8 devices.
+# minifer-tiny on two and three ranks, and what is said: look at the bytes a device
+# sends for one sum (in a ring), for Llama 3 70B on 8.
 
 # %% tags=["claim", "row-9"]
 from minifer.claims.shapes import LLAMA_70B
@@ -642,7 +641,7 @@ print(f"floor {floor:.1f} ms; 2, 5 or 10 µs a sum add", waits)
 # - A router's view is late. A wrong view costs work and never a token.
 # - The simulator shares the engine's scheduler and cache; only its seconds are
 #   modelled.
-# - Cold prompts apart: warm ones gain what cold ones lose. Ask for both percentiles.
+# - Cold prompts apart: warm ones gain, cold ones pay. Ask for both percentiles.
 # - Order can give what a partition gives, with all nodes for all.
 # - Prefill apart removes stalls and costs a node and a link; chunks cost less.
 # - Moving KV wins above k · v bytes a second, and the answer is the same either way.
@@ -722,7 +721,6 @@ print("5.", round(1 / (0.1 * 4.3), 1) == 2.3)
 #   lost.
 #
 # ## Exercises
-#
 #
 # In
 # [ex10_routing_and_disaggregation.ipynb](../exercises/ex10_routing_and_disaggregation.ipynb);
