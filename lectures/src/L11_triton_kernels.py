@@ -87,7 +87,7 @@ print("right:", torch.equal(out, a + b), out.tolist())
 print("bytes read:", ran.trace.bytes(kind="load"), "written:", ran.trace.bytes("OUT"))
 
 # %% [markdown]
-# 48 and 24: masked lanes cost nothing. The picture is drawn from the record.
+# 48 and 24: masked lanes ask for no bytes. The picture is drawn from the record.
 
 # %% tags=["picture"]
 from minifer.course.pictures import block_programs as pictures
@@ -175,8 +175,8 @@ for kernel in (loads_all, stores_all):
 #
 # ## Which bytes come along?
 #
-# Memory gives out **sectors** of 32 bytes. A **warp** of 32 lanes asks for all its
-# sectors at once ([CUDA C++ Best Practices
+# Memory gives out **sectors** of 32 bytes. A **warp**, 32 threads of a program that run
+# together, one lane each here, asks for all its sectors at once ([CUDA C++ Best Practices
 # Guide](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/), "Coalesced access").
 # By hand: 32 lanes with 4 bytes each, side by side: 128 bytes, 4 sectors. Now 32 lanes
 # down a column of a matrix with rows of 32 numbers: how many?
@@ -345,8 +345,8 @@ for name in ("head", "qkv", "output"):
         print(f"{name:6} {N:6} × {K}: {rows:2} rows a program, {programs} programs")
 
 # %% [markdown]
-# 144 programs for 132 SMs: a second wave of 12, the tail of L07. A small model on a large
-# chip has no good tile.
+# 144 programs for 132 SMs: twelve SMs have two, and the others, with one, wait for them:
+# the tail of L07. A small model on a large chip has no good tile.
 #
 # ## May a kernel overwrite its input?
 #
@@ -374,8 +374,8 @@ print(record.conflicts()[0])
 # %% [markdown]
 # Two orders, two results, both wrong. A launch promises no order, so a program must not
 # touch what another one writes: the record compares all pairs and names a **race**
-# whatever order ran. The interpreter has one order; such a kernel can look right there
-# and be wrong when compiled
+# whatever order ran. The interpreter has one order, and runs no threads: a kernel can be
+# right there and wrong when compiled
 # ([triton#11153](https://github.com/triton-lang/triton/issues/11153)). The engine's
 # kernel turns a whole head in one program, and writes keys where the cache wants them.
 # Look for races, and for a slot of −1.
@@ -389,7 +389,8 @@ print("races:", len(done.record.conflicts()), " numbers written, by block:", wri
 print("queries and caches as float64 says:", [e < 1e-5 for e in done.errors.tolist()])
 
 # %% [markdown]
-# Slots 5 and 0 lie in blocks 2 and 0; the token without a slot wrote nothing. Exercise
+# With two slots a block, slots 5 and 0 lie in blocks 2 and 0; the token without a slot
+# wrote nothing. Exercise
 # 11.3 is the rotation in place.
 #
 # ## How does a softmax fit that nobody can hold?
@@ -414,10 +415,10 @@ for tile in (slice(0, 2), slice(2, 3)):
 print(f"result {acc / total:.2f}, all at once {torch.softmax(scores, 0) @ values:.2f}")
 
 # %% [markdown]
-# By ¾, which is exp(ln 3 − ln 4). This is FlashAttention ([Dao et al. 2022](https://arxiv.org/abs/2205.14135)):
-# the scores live in registers and die there. Here is the engine's kernel on a causal
-# prompt of 48 tokens, 16 queries a program, 16 keys a tile. The map shows which scores
-# exist at all.
+# By ¾, which is exp(ln 3 − ln 4). This is FlashAttention ([Dao et al.
+# 2022](https://arxiv.org/abs/2205.14135)): the scores live in registers and die there.
+# Here is the engine's kernel on a causal prompt of 48 tokens, 16 queries a program, 16
+# keys a tile. The map shows which scores exist at all.
 
 # %% tags=["picture"]
 table = [4, 1, 5, 0, 3, 2]
@@ -488,7 +489,7 @@ print("keys and values:", bytes_read, "bytes, price:", int(done.cost.kv_bytes))
 print("as float64 says, to 1e-5:", done.error < 1e-5)
 
 # %% [markdown]
-# Now the mistake that served other people's text: one slot too many, `<=` for `<`. We
+# Now the mistake behind the Chinese replies of L09: one slot too many, `<=` for `<`. We
 # hand the kernel lengths that are 1 too large. First the pool with NaN where nobody's
 # tokens are, then with zeros. Which of the two would you rather test with?
 
@@ -506,12 +507,12 @@ for fill in (torch.nan, 0.0):
 #
 # ## Which tests find which mistakes?
 #
-# Sixteen attention kernels with one mistake each, and four suites of tests. *Usual* has the
-# form of the public attention test in [CS336's second
-# assignment](https://github.com/stanford-cs336/assignment2-systems): one seed, one input
-# of 4 × 128 × 64, an error of 1e-2 allowed. Each further suite adds something: *ragged*
-# shapes and 1e-4 against float64, *large* scores, the strict *record*. How many of the
-# sixteen does the usual suite accept?
+# Sixteen attention kernels with one mistake each, and four suites of tests. *Usual* has
+# the form of the public attention test in [CS336's second
+# assignment](https://github.com/stanford-cs336/assignment2-systems): one seed, one
+# input of 4 × 128 × 64, an error of 1e-2 allowed. Each further suite adds something:
+# *ragged* shapes and 1e-4 against float64, *large* scores, the strict *record*. How
+# many of the sixteen does the usual suite accept?
 
 # %% tags=["claim"]
 from minifer.course.kernel_mistakes import SUITES, verdicts
@@ -539,11 +540,12 @@ show(
 )
 
 # %% [markdown]
-# Six of the first twelve, which are wrong arithmetic, and all four that misuse memory.
-# Small random scores never overflow, powers of two have no tail, and 1e-2 forgives
-# bfloat16. (That handout promises powers of two; then a dropped tail is no mistake. A
-# learner still believes the kernel is finished.) And some mistakes no result shows on a CPU: a
-# mask without `other` holds 0 in Triton's interpreter and anything on a GPU.
+# Ten: six of the first twelve, and all of the last four, three that misuse memory and
+# one that rounds products to TF32, which only GPUs do. Small random scores never
+# overflow, powers of two have no tail, and 1e-2 forgives bfloat16. (That handout
+# promises powers of two; then a dropped tail is no mistake. A learner still believes
+# the kernel is finished.) And some mistakes no result shows on a CPU: a mask without
+# `other` holds 0 in Triton's interpreter and anything on a GPU.
 #
 # Exercises 11.1 to 11.5 are graded by such shapes, by the record, and by guard bands.
 #
@@ -564,17 +566,17 @@ for row in compile_kernels(["sm_90"], ["rms_norm bf16 D=2048"]).kernels:
 
 # %% [markdown]
 # `minifer kernels report` says it of all kernels and chips
-# ([29 November 2026](../tests/reports/2026-11-29-kernels.md): with triton 3.9 no vector
-# register is spilled). The interpreter shows none of this, nor a missing barrier: passing
+# ([29 November 2026](../tests/reports/2026-11-29-kernels.md): with triton 3.9 nothing is
+# spilled to memory). The interpreter shows none of this, nor a missing barrier: passing
 # there is necessary and not sufficient.
 #
 # ## How fast should it be?
 #
-# A decode kernel's floor is its bytes over the bandwidth. But it also has to start: 1.3
-# µs from one kernel to the next in a CUDA graph ([Look Ma, No
-# Bubbles](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles), May 2025). With
-# that alone, modelled for Llama 3.2 1B on an H200: which kernels can come near the
-# memory's speed?
+# A decode kernel's floor is its bytes over the bandwidth. But it also has to start:
+# reported are 1.3 µs from one kernel to the next in a CUDA graph on an H100 ([Look Ma,
+# No Bubbles](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles), May 2025).
+# With that and nothing else, modelled for Llama 3.2 1B on an H200: which kernels can
+# come near the memory's speed?
 
 # %% tags=["claim"]
 from minifer.course import shapes
@@ -597,8 +599,9 @@ show(
 )
 
 # %% [markdown]
-# So a faster RMSNorm is worth nothing; one that disappears in the next kernel is. That is
-# L12. On a GPU the next cell measures the engine's kernels; without one it says so.
+# So a faster RMSNorm gains next to nothing; one that disappears in the next kernel
+# gains its start. That is L12. On a GPU the next cell measures the engine's kernels;
+# without one it says so.
 
 # %% tags=["measure"]
 print("\n".join(speed.measured_here("llama-1b")))
@@ -639,9 +642,9 @@ print("the same tokens from Triton kernels:", tokens[0] == tokens[1])
 # - Bytes asked for, different bytes, sectors: three counts, and the price is the second.
 # - Add in float32, round once. Subtract the largest score, and rescale when it grows.
 # - Programs have no order. What one writes, no other may touch.
-# - The interpreter shows less than a GPU does, in both directions. Test with poison,
-#   awkward shapes and large numbers.
-# - Small kernels cannot be fast; they can only disappear.
+# - The interpreter hides what a GPU shows (threads, undefined lanes), and a GPU hides what
+#   the record shows. Test with poison, awkward shapes and large numbers.
+# - Small kernels cannot come near the memory's speed; they can only disappear.
 #
 # ## Questions
 #
@@ -662,7 +665,8 @@ print("the same tokens from Triton kernels:", tokens[0] == tokens[1])
 #
 # </details>
 #
-# **3.** 32 lanes read every second float32 of a row. How many sectors, which share is used?
+# **3.** 32 lanes read every second float32 of a row. How many sectors, which share is
+# used?
 #
 # <details><summary>Answer</summary>
 #
@@ -670,8 +674,8 @@ print("the same tokens from Triton kernels:", tokens[0] == tokens[1])
 #
 # </details>
 #
-# **4.** A running sum is 6 with the largest score 2. The next tile's only score is 2 + ln 3.
-# What is the sum now?
+# **4.** A running sum is 6 with the largest score 2. The next tile's only score is 2 +
+# ln 3. What is the sum now?
 #
 # <details><summary>Answer</summary>
 #
