@@ -184,11 +184,11 @@ print("queries, key cache, value cache equal:", same)
 print("slots written:", int(ours[0].view(32, -1).isfinite().all(1).sum()))
 
 # %% [markdown]
-# Two slots, and equality. What does fusion cost? Each of the product's 192 programs finds
-# the root for itself. With one row those threads would have waited. With many rows
-# arithmetic counts: 4 FLOPs an element against 32 for the program's 16 rows of weights, an
-# eighth more. From 17 rows on minifer's norm is a kernel of its own again. Exercise 12.4
-# is the fused product.
+# Two slots, and equality. What does fusion cost? Each of the 192 programs of Llama 1B's
+# first product finds the root for itself. With one row those threads would have waited. With
+# many rows arithmetic counts: 4 FLOPs an element against 32 for the program's 16 rows of
+# weights, an eighth more. From 17 rows on minifer's norm is a kernel of its own again.
+# Exercise 12.4 is the fused product.
 #
 # ## Who waits for the last block?
 #
@@ -336,9 +336,10 @@ for what, early in (("nothing", 0), ("weights", 65_536), ("weights, old KV", 65_
     print(f"early: {what:15} {simulate(queues, chip).seconds * 1e6:5.0f} µs")
 
 # %% [markdown]
-# Both help a little. Do they always? Three SMs, any two of which fill a memory of 100 bytes a second.
-# A and B, 100 bytes each, come first; C and D wait for both, C behind A on the first SM, D
-# alone on the third. D's SM has time, and fetches early. Guess, then look.
+# Both help a little. Do they always? Three SMs, any two of which fill a memory of 100 bytes
+# a second. A and B, 100 bytes each, come first; C and D wait for both, C behind A on the
+# first SM, D alone on the third. Each takes a second more than its bytes. D's SM has time,
+# and fetches early. Guess, then look.
 
 # %% tags=["claim", "row-26"]
 from minifer.perf.timeline.model import Machine, Task
@@ -453,7 +454,7 @@ print("those of the model, to 1e-4:", step.step_of_a().error(logits[0]) < 1e-4)
 # ([verify.py](../kernels/mega/verify.py)):
 #
 # 1. every target is the sum of *all* that is ever added to its counter;
-# 2. queues and counters together have no circle;
+# 2. queues and counters together have no circle (as a graph: no cycle);
 # 3. every piece of the step is done once;
 # 4. of two instructions that touch the same memory, one of them writing, the earlier one
 #    in the model happens before the other.
@@ -510,9 +511,9 @@ print(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
 #
 # A **co-simulator** runs the Triton kernel itself, all programs at once, on this CPU. They
 # take turns at polls, signals, loads and stores; a seed decides. Every access is compared
-# with what others did before (vector clocks, Lamport 1978), so a race is found even when
-# nothing went wrong this time. One SM is kept late on purpose: SM 0, which has the changed
-# DOWN, or SM 1, which has a GATE_UP. Look at the second line.
+# with what others did before (vector clocks: Fidge and Mattern, 1988), so a race is found
+# even when nothing went wrong this time. One SM is kept late on purpose: SM 0, which has
+# the changed DOWN, or SM 1, which has a GATE_UP. Look at the second line.
 
 # %% tags=["claim"]
 from minifer.kernels.cosim.simulate import Interleaving
@@ -588,8 +589,8 @@ for chip in ("H100-SXM", "H200-SXM"):
     print(f"{chip}: {graph_us} and {mega_us} µs, {graph_us / mega_us - 1:.1%} apart")
 
 # %% [markdown]
-# One per cent on an H100, five on an H200, where the memory is faster and gaps weigh more.
-# For another model, on a third chip, a megakernel was 3 % *slower* than its graph. And
+# One per cent on an H100, five on an H200. (There the memory is faster, so gaps may weigh
+# more.) For another model, on a third chip, a megakernel was 3 % *slower* than its graph. And
 # what has minifer's own kernel measured? (From `lectures/results/`, not compared.)
 
 # %% tags=["measure"]
@@ -716,7 +717,7 @@ print("5.", f"{1.2e9 / 3e12 / 500e-6:.0%}" == "80%")
 # ## In real engines
 #
 # - [Megakernels](https://github.com/HazyResearch/Megakernels) (Hazy Research) is the blog's
-#   kernel: a counter for each operation, a warp of its own for loads. It is CUDA on
+#   kernel: a counter for most operations, a warp of its own for loads. It is CUDA on
 #   [ThunderKittens](https://github.com/HazyResearch/ThunderKittens), which gives control
 #   over shared memory and warps that Triton does not.
 # - [Mirage](https://github.com/mirage-project/mirage) compiles a model into one kernel; its
