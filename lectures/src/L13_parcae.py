@@ -153,9 +153,10 @@ for rho, seen in forced.items():
     print(f"ρ = {rho}: growth {seen.growth():.3f}, ‖R̄‖ {added:.1f}")
 
 # %% [markdown]
-# The blocks add the same whatever the state is: each begins with a norm, reads x / rms(x),
-# and never learns how long x is. Their part is bounded, ‖R̄‖ ≤ M; the linear part is not. So
-# ρ decides: below 1 the state settles, at 1 it grows by an amount, above 1 by a factor.
+# The blocks add equally much however long the state is: each begins with a norm, reads
+# x / rms(x), and never learns how long x is. Their part is bounded, ‖R̄‖ ≤ M; the linear
+# part is not. So ρ decides: below 1 the state settles, at 1 it grows by an amount, above 1
+# by a factor.
 #
 # ## Must the norm be below 1?
 
@@ -451,8 +452,8 @@ for name, (preset, loops) in pair.items():
 # 6.2 % by the table, 87.5 % of the gap. (Costs are modelled; at one loop Parcae stands for
 # a plain model of its size.) So the smaller model does and reads 1.7 times as much and
 # keeps twice the KV. It wins where *memory for weights* is short, and loses where time or
-# KV is. At equal *training* compute the paper's table 6 has it behind
-# in 4 of 9 rows; L14 weighs this.
+# KV is. At equal *training* compute table 6 has loops behind one pass, on Core, in 4 of 9
+# rows; L14 weighs this.
 #
 # Depth beyond training can do harm. Ouro, trained at 4 loops, falls on GSM8K from 0.79
 # to 0.02 at 20 loops (a third party's measurement of
@@ -648,12 +649,12 @@ for threshold in (0.0, 0.003, 0.03, 1.0):
 #
 # ## Questions
 #
-# **1.** h ← 0.8 h + e with e = 1. Where does it settle, and how far is it after 2 loops
-# from 0?
+# **1.** h ← 0.8 h + e with e = 1, begun at 0. Where is it after 2 loops, and where does it
+# settle?
 #
 # <details><summary>Answer</summary>
 #
-# 1 / (1 − 0.8) = 5; after two loops 1.8.
+# 0.8 · 1 + 1 = 1.8; in the end 1 / (1 − 0.8) = 5.
 #
 # </details>
 #
