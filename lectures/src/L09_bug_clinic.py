@@ -92,9 +92,9 @@ print("1 · 5 + 0 · NaN is a number:", bool((weights @ values).isfinite()))
 # attention weighs every earlier value: once one of them is NaN, so is each later output,
 # whatever its weight. Token 0 is drawn, appended, attended to, and drawn again.
 #
-# Now in the engine, with its own check switched off: one number of layer 2's values
-# becomes NaN after 16 tokens. Each cell below is what a layer put out in a step. Which
-# cells will be black? Decide on the layers below 2, and on the step in which it happens.
+# Now in the engine, with its own check switched off: at the end of step 16 (step 0 is the
+# prefill) one number of layer 2's values becomes NaN. Each cell below is what a layer put
+# out in a step. Which cells will be black? Decide on the layers below 2.
 
 # %% tags=["picture"]
 from minifer.course.pictures import clinic_data as data
@@ -127,8 +127,8 @@ print("how it ended, to all appearance:", sick.finish_reason)
 # %% [markdown]
 # `length`: a success. What the reader sees is token 0 of the vocabulary: "!" in GPT-2,
 # Llama 3 and Qwen, hence the replies of "!!!!" that vLLM's maintainers trace to NaN
-# ([vllm#22881](https://github.com/vllm-project/vllm/issues/22881)). In other models it
-# is an end token, and the reply is empty.
+# ([vllm#22881](https://github.com/vllm-project/vllm/issues/22881)). In SmolLM2 it is the
+# end token: the reply stops there.
 #
 # The engine's own check looks at every row of logits before a token is drawn: one
 # reduction a step. Look at what it does about the row, and about the blocks, which other
@@ -153,8 +153,8 @@ print("found in the cache afterwards:", again.num_cached_tokens, "tokens")
 # ## How do you find the layer?
 #
 # Not every fault is NaN. Here something happened in one layer at some step, and from
-# there on numbers are wrong. The oracle is a healthy engine that is made to read the same
-# tokens; comparing everything means 5 rows times 24 steps.
+# there on numbers are wrong. The oracle is a healthy engine, and the sick one is
+# made to read its tokens; comparing everything means 5 rows times 24 steps.
 #
 # Wrong stays wrong, as we saw. So look in the middle, and throw half away. By hand: to
 # find one step among 24, how many looks does it take? And then one row among 5?
@@ -215,7 +215,7 @@ explore(
 
 # %% [markdown]
 # Bisection rests on one belief: once wrong, always wrong. Why that holds, and where it
-# does not, the next fault will show. It is the talk's most famous one.
+# does not, the next fault will show. It is from the talk, too.
 #
 # ## What did the off-by-one kernel read?
 #
@@ -261,8 +261,8 @@ print("16 times as large, most tokens:", sixteen.changed > sixteen.steps / 2)
 print("NaN: not a single token is drawn from it:", poison.kl is None)
 
 # %% [markdown]
-# Plausible memory is one voice among many, and hardly a token changes: such a fault lives
-# for years. Large leftovers win the softmax. (Measured here on minifer-tiny. Chinese
+# Plausible memory is one voice among many, and hardly a token changes: such a fault can
+# live long. Large leftovers win the softmax. (Measured here on minifer-tiny. Chinese
 # comes when the leftovers are a Chinese user's: our model has never read any.)
 #
 # NaN is the only content that is found at once. That is the trick called **poison**: in
@@ -326,8 +326,8 @@ from minifer.course.microscope import microscope
 microscope(example.run(), "A", position=24, stage="decode")
 
 # %% [markdown]
-# The step is prepared in stage 2 and computed in stage 4; a length passes from one to the
-# other, and the fault sits in between.
+# One forward pass computes three tokens of three lengths: with each comes the number of
+# slots to read, and the fault is in it.
 #
 # A fault behind the last layer writes nothing. Then the belief is false, and bisection
 # loses. `wrong-script` makes one character likely, three tokens out of eight. Where will
@@ -447,9 +447,9 @@ for fault in (
 
 # %% [markdown]
 # The first test is an alarm bell: it rings for many things, and says little. The second
-# is a **regression test**: it passes on every other broken engine, so when it fails you
-# know where to look. Both are needed, at different times. Exercises 9.1 to 9.4 ask for
-# the second kind, and grade it by engines with other faults.
+# is a specific **regression test**: it passes on the other broken engines, so when it
+# fails you know where to look. Both are needed, at different times. Exercises 9.1 to
+# 9.4 ask for the second kind, and grade it by engines with other faults.
 #
 # What the first compares with is an **invariant**: alone or in company, cached or not, in
 # chunks or whole, evicted or not, the greedy reply in float32 is the same. No golden
@@ -512,7 +512,7 @@ print(f"at 10¹² tokens a day, 1,000 a request: {incidents:,.0f} bad replies a 
 # 299,572 replies. And a clean test of 1,000 says only "less than one in 334": three
 # divided by n, the *rule of three* (Hanley and Lippman-Hand,
 # [JAMA 1983](https://doi.org/10.1001/jama.1983.03330370053031)). The rate of 0.001 % is
-# the talk's example; nobody has measured it.
+# the talk's example; no measurement is published.
 #
 # The formula wants independent replies. Does running each prompt many times help?
 
@@ -561,11 +561,11 @@ for name, text in texts.items():
 #
 # ## Why does a tool call come again and again?
 #
-# The talk's third case: after a change in how tool calls were handled, a model searched
-# without end, tens of thousands of tokens a reply. Nobody saw an error. The dashboard of
-# completion lengths did. Here a model that calls a tool until it sees the result, once
-# with the engine's chat template and once with a template that loses the tool's message.
-# How many turns will the second one take, of six?
+# Another case of the talk: after a change in how tool calls were handled, a model
+# searched without end, tens of thousands of tokens a reply. There was no error. It
+# showed in the lengths of the completions. Here a model that calls a tool until it sees
+# the result, once with the engine's chat template and once with a template that loses
+# the tool's message. How many turns will the second one take, of six?
 
 # %% tags=["claim", "row-17"]
 from contextlib import nullcontext
@@ -583,10 +583,10 @@ for fault in (lambda engine: nullcontext(), tool_result_dropped):
     print(f"{calls} calls, answered: {answered}, the guard rings before turns {rang}")
 
 # %% [markdown]
-# The model is not stupid: in its prompt the call was never made. The breaker counts equal
-# calls with equal results and rings before turn 3, after three of them. A poll whose
-# answer changes is no loop. Exercise 9.6 is this breaker. A public case made 220 calls in
-# 25 minutes ([pi#9637](https://github.com/earendil-works/pi/issues/9637)).
+# The model is not stupid: in its prompt the call was never made. The breaker counts
+# equal calls with equal results and rings before turn 3, after three of them. A poll
+# whose answer changes is no loop. Exercise 9.6 is this breaker. A public case made over
+# 220 calls in 25 minutes ([pi#9637](https://github.com/earendil-works/pi/issues/9637)).
 #
 # And the dashboard? Let one reply in 1,000 run into the limit of 16,384 tokens (modelled:
 # log-normal lengths, median 250). Which moves: the mean, the median, the 99th percentile?
@@ -615,8 +615,9 @@ for q in (0.5, 0.99, 0.9995):
 print(f"mean           : × {looping.mean() / healthy.mean():.2f}")
 
 # %% [markdown]
-# Median and 99th percentile know next to nothing, the mean moves by what a busy day moves it, the
-# far tail shouts. Watch it, and the share of replies that end by `length`.
+# Median and 99th percentile know next to nothing, the mean moves by what a busy day
+# moves it, the far tail shouts. Watch it, and the share of replies that end by
+# `length`.
 #
 # ## Which of this has happened?
 #
@@ -624,7 +625,7 @@ print(f"mean           : × {looping.mean() / healthy.mean():.2f}")
 #
 # | who, when | symptom | cause |
 # |---|---|---|
-# | AI21 on vLLM, [vllm#32118](https://github.com/vllm-project/vllm/pull/32118), January 2026 | rare, confident gibberish under memory pressure | a new request with one token to compute was taken for a decode, and read what another had left in its recurrent state |
+# | AI21 on vLLM, [vllm#32118](https://github.com/vllm-project/vllm/pull/32118), January 2026 | rare, confident gibberish under memory pressure | a new request with one token to compute was taken for a decode, and read the recurrent state that another had left |
 # | Anthropic, [post-mortem of 17 September 2025](https://www.anthropic.com/engineering/a-postmortem-of-three-recent-issues) | Thai or Chinese characters in English replies, from 25 August | an optimisation on some servers gave rare tokens a high probability |
 # | Anthropic, the same text, another bug | the likeliest token is missing now and then | an approximate top-k, compiled wrongly |
 # | OpenAI, [report of 21 February 2024](https://status.openai.com/incidents/ssg8fh7sfyz3) | word salad | kernels gave wrong results on certain GPU configurations |
@@ -644,7 +645,7 @@ print(f"mean           : × {looping.mean() / healthy.mean():.2f}")
 # - Bisection is cheap and believes that wrong stays wrong.
 # - What lies in memory decides whether a wrong read shows. Poison makes it show.
 # - Shrink first: the shape of what is left is half a diagnosis.
-# - A regression test fails with its fault and with no other.
+# - A good regression test fails with its fault and with no other.
 # - A clean test of n replies allows faults of 3/n; repeats of a prompt are no trials.
 # - Guards report, tails tell, and each guard has a hole.
 #
@@ -711,7 +712,7 @@ print("4.", float(torch.tensor([2.0, 4.0, 30.0]).mean()) == 12)
 #   ask for (merged in 2026).
 # - FlashInfer fills values, and not keys, with zeros beyond the length, for the reason of
 #   this lecture ([flashinfer#358](https://github.com/flashinfer-ai/flashinfer/issues/358)).
-# - The same model, asked 1,000 times at temperature 0, gave 80 different replies (reported
+# - Qwen3-235B, asked 1,000 times at temperature 0, gave 80 different replies (reported
 #   by [Thinking Machines, September 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)).
 #   Sums in another order are no fault; a test in float32 with a tolerance tells the two
 #   apart.
@@ -720,11 +721,11 @@ print("4.", float(torch.tensor([2.0, 4.0, 30.0]).mean()) == 12)
 #
 # | | | points | minutes |
 # |---|---|---|---|
-# | 9.1 | [The patient who swallows](../exercises/ex09_bug_clinic.ipynb) | 8 | 25 |
+# | 9.1 | [The patient who swallows](../exercises/ex09_bug_clinic.ipynb) | 8 | 30 |
 # | 9.2 | [The patient who remembers too much](../exercises/ex09_bug_clinic.ipynb) | 8 | 35 |
 # | 9.3 | [The patient who starts over](../exercises/ex09_bug_clinic.ipynb) | 8 | 35 |
 # | 9.4 | [The patient with a good day and a bad day](../exercises/ex09_bug_clinic.ipynb) | 8 | 45 |
-# | 9.5 | [A guard against loops that lets tables pass](../exercises/ex09_bug_clinic.ipynb) | 5 | 35 |
+# | 9.5 | [A guard against loops that lets tables pass](../exercises/ex09_bug_clinic.ipynb) | 5 | 30 |
 # | 9.6 | [A breaker for tool loops](../exercises/ex09_bug_clinic.ipynb) | 3 | 15 |
 #
 # ## Where to read on
