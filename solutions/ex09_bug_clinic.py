@@ -49,15 +49,17 @@
 #
 # - `engine.block_size`, `engine.num_blocks`;
 # - `engine.ask(*prompts, max_tokens=8, stop=(), says=None, salt=None)`: serves all prompts in one batch, greedily,
-#   and returns a list of replies, one a prompt. With `says` the model is made to say that text. Nothing but
-#   `max_tokens` or a stop string ends a reply. `salt` names the tenant; tenants share no blocks;
+#   and returns a list of replies, one a prompt. With `says` the model is made to say that text, and the reply ends
+#   with it; `max_tokens` is then ignored. Without it nothing but `max_tokens` or a stop string ends a reply. No prompt
+#   with its reply is longer than the pool. `salt` names the tenant; tenants share no blocks;
 # - `engine.oracle(prompt, tokens)`: the log-probability of each of the tokens after the prompt, computed by the slow
 #   twin: the same weights, no cache, no batch.
 #
 # A reply has `text` (as it was streamed), `tokens`, `logprobs` (of its tokens, when they were drawn), `num_cached`
 # (tokens of the prompt that were found in the cache) and `num_preemptions`. The model is byte-level: a token is a
-# byte (ids from 256 on are special and show no text), and a prompt of n ASCII characters has n tokens. Memory that
-# nobody has written holds plausible numbers.
+# byte (ids from 256 on are special and show no text), and a prompt of n ASCII characters has n tokens. The full blocks
+# of a prompt are looked up in the cache from the front, and the search ends at the first that is not found. Memory
+# that nobody has written holds plausible numbers.
 #
 # An answer uses Python, torch, `minifer.course.check`, and, to look around, `patient`, `healthy` and `report`:
 
@@ -76,10 +78,10 @@ print(healthy().ask("The import statement", max_tokens=12)[0])
 # %% [markdown]
 # ### Exercise 9.1 - The patient who swallows
 #
-# 8 points · difficulty 2/5 ●●○○○ · 25 minutes · CPU
+# 8 points · difficulty 2/5 ●●○○○ · 30 minutes · CPU
 #
-# *The complaint.* "Most of what I read is perfect. Quotation marks come out as boxes or not at all, and my colleague
-# in Seoul says that our product cannot spell."
+# *The complaint.* "Most of what I read is perfect. Typographic quotation marks do not come out at all, and my
+# colleague in Seoul says that our product cannot spell."
 
 # %%
 print(report(1))
@@ -152,7 +154,8 @@ print(report(2))
 # *Why it matters.* A stranger's words shape the reply, and nobody is told.
 #
 # *Specification.* Write `diagnosis_2`, `test_2` and `repair_2`. Two faults of the menu have to do with what is found
-# in the cache; your test must know this one from the other. A reply has a number that says what was found.
+# in the cache; your test must know this one from the other. A reply has a number that says what was found. Mind where
+# the search ends: behind a header that the engine has never seen nothing is found, on any engine.
 
 
 # %% tags=["exercise"]
@@ -191,8 +194,8 @@ check("9.2")
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Prompts can be built of whole blocks: `"h" * engine.block_size` is one. Which blocks may the second prompt find,
-# and which must it not?
+# Prompts can be built of whole blocks: `"h" * engine.block_size` is one. A prompt that begins with a block which the
+# engine has seen only *behind* another: may it find that block?
 #
 # </details>
 
@@ -280,8 +283,9 @@ print(report(4))
 #
 # *Specification.* Write `diagnosis_4`, `test_4` and `repair_4`. The engine's `logprobs` and the oracle's differ by
 # less than 0.0001 where all is well (float32). Where something is wrong, at least one of eight tokens differs by more,
-# and some by hardly more. Another fault of the menu makes numbers wrong in *every* reply. A test that is to know the
-# two apart looks at more than one prompt.
+# and some by hardly more. Another fault of the menu makes numbers wrong in every decode step whose context does not
+# fill its last block. A test that is to know the two apart looks at more than one prompt, and leaves the replies their
+# eight tokens.
 
 
 # %% tags=["exercise"]
@@ -343,17 +347,16 @@ check("9.4")
 # %% [markdown]
 # ### Exercise 9.5 - A guard against loops that lets tables pass
 #
-# 5 points · difficulty 3/5 ●●●○○ · 35 minutes · CPU
+# 5 points · difficulty 3/5 ●●●○○ · 30 minutes · CPU
 #
 # *Why it matters.* A loop runs to the limit and costs a seat in every batch. A guard that kills a table costs a user.
 #
 # *Specification.* Complete the class `LoopGuard`, which watches one reply. `push(token, text)` takes the next
 # token and the text that it adds, and returns whether the reply is a loop: False until it is one, then True for good.
 #
-# With period p the *tail* of a reply is its longest end in which each token equals the token p places before it in that
-# end, if there is one (so the first p tokens of the tail are free; a tail with none equal counts p tokens). For each p from 1 to
-# `max_period` with at least one token equal to that p places before it: the reply is a loop when
-# the tail is at least `min_count` · p tokens long and
+# For a period p let r be how many of the last tokens in a row each equal the token p places before. If r ≥ 1, the
+# *tail* of period p has p + r tokens; with r = 0 period p does not count. The reply is a loop when, for some p from 1
+# to `max_period` that counts, the tail is at least `min_count` · p tokens long and
 #
 # - at least `min_tokens` long, if the *passage*, the texts of the last p tokens joined, is no layout;
 # - at least `max_layout` long, if it is layout, as `is_layout` says.
@@ -421,7 +424,7 @@ check("9.5")
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A run of r with the period p is a tail of p + r tokens.
+# `collections.deque(maxlen=n)` keeps the last n and forgets what is older.
 #
 # </details>
 
@@ -437,7 +440,8 @@ check("9.5")
 # the `limit`-th in a row with the same name, arguments and result. None if there is no loop.
 #
 # - Arguments and results that are JSON are compared as JSON values: the order of keys and blanks do not count. What is
-#   no JSON is compared as text, without blanks at its ends. (1, 1.0 and true are three values.)
+#   no JSON is compared as text, without blanks at its ends. (1, 1.0 and true are three values, and the JSON text
+#   `"a"` is not the bare text a. JSON is what Python's `json.loads` takes, so NaN is; it equals itself here.)
 # - Calls of the tools named in `allow` are left out: they complete no loop and interrupt none.
 # - A call whose result differs from the last one makes progress: polling is no loop.
 #

@@ -81,7 +81,7 @@ check("13.1")
 # %% [markdown]
 # ### Exercise 13.2 - One loop for rows of different depth
 #
-# 5 points · difficulty 3/5 ●●●○○ · 20 minutes · CPU
+# 5 points · difficulty 2/5 ●●○○○ · 15 minutes · CPU
 #
 # *Why it matters.* Requests ask for different depths, and the core's weights are the expensive thing to read: one
 # application serves all rows that still loop. Those that are through must neither change nor be computed.
@@ -130,7 +130,7 @@ check("13.2")
 # %% [markdown]
 # ### Exercise 13.3 - Bound the state, and check the bound
 #
-# 5 points · difficulty 4/5 ●●●●○ · 25 minutes · CPU
+# 5 points · difficulty 4/5 ●●●●○ · 30 minutes · CPU
 #
 # *Why it matters.* A proof says what can never happen; a check over a thousand loops says that the code is the
 # thing the proof is about. And a proof has a premise: the check must notice when it fails.
@@ -144,8 +144,8 @@ check("13.2")
 # - `check_loop(decay, term, core, h, loops, M)`: `decay` [D], `term` and `h` [N, D], all float64, `core` as in 13.2,
 #   `loops` ≥ 1, M > 0. It runs the loop and returns the largest ‖h_t‖ ÷ bound_t over all rows and all t from 1 to
 #   `loops`, a Python float; each row has the bound that follows from its own ‖h_0‖ and ‖term‖. If in any loop
-#   ‖core(x) − x‖ of any row is above M · (1 + 10⁻⁹), it raises `ValueError`. `decay` may have negative
-#   entries and entries of 1 or more. `core` is called `loops` times.
+#   ‖core(x) − x‖ of any row is not at most M · (1 + 10⁻⁹) (NaN is not), it raises `ValueError`. `decay` may have
+#   negative entries and entries of 1 or more. `core` is called `loops` times, if nothing is refused.
 #
 # *Example.* `state_bound(0.5, 0.0, 3.0, 3)` is 5.25, and with `rho` = 1 it is 9. With D = 1, decay ½, term 2, h = 0,
 # M = 1 and a core that returns x + 1 the state *is* its bound in every loop: the answer is 1. With M = 0.5 it is
@@ -172,7 +172,7 @@ def check_loop(decay, term, core, h, loops, M):
         x = decay * h + term
         h = core(x)
         added = float((h - x).norm(dim=1).max())
-        if added > M * (1 + 1e-9):
+        if not added <= M * (1 + 1e-9):
             raise ValueError(f"the core must add at most M = {M}, it added {added}")
         bound = rho * bound + drive
         worst = max(worst, float((h.norm(dim=1) / bound).max()))

@@ -441,6 +441,8 @@ def test_ex09_5_loops_are_found_when_they_are_loops(target, rng):
     check_guard(target, [1, 2, 3, 4] * 4, list("abcd") * 4, "1 2 3 4 1 …", **SMALL)
     one = SMALL | {"max_period": 1}
     check_guard(target, [7] * 9, ["w"] * 9, "7 7 7 …", **one)
+    once = SMALL | {"min_count": 1}  # no token is there twice: no period counts
+    check_guard(target, [*range(20)], ["w"] * 20, "0 1 2 3 …", **once)
     late = {"max_period": 2, "min_count": 4, "min_tokens": 6, "max_layout": 12}
     check_guard(target, [7] * 14, list("----a---------"), "7 7 … as ----a----", **late)
     for period in (1, 2, 3, 7, 8, 9):
@@ -448,7 +450,7 @@ def test_ex09_5_loops_are_found_when_they_are_loops(target, rng):
         tokens = start + [rng.randrange(3) for _ in range(period)] * 5
         tokens += [rng.randrange(90, 99) for _ in range(3)]
         check_guard(target, tokens, ["w"] * len(tokens), str(tokens), **SMALL)
-    for count, least in ((2, 1), (2, 7), (4, 9), (3, 20)):
+    for count, least in ((1, 5), (2, 1), (2, 7), (4, 9), (3, 20)):
         limits = {"max_period": 6, "min_count": count, "min_tokens": least}
         tokens = [rng.randrange(2) for _ in range(60)]
         check_guard(target, tokens, ["w"] * 60, str(tokens), max_layout=99, **limits)
@@ -490,7 +492,23 @@ class Counted(int):
         Counted.count += 1
         return int.__eq__(self, other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     __hash__ = int.__hash__
+
+
+def kept(value: Any) -> int:
+    """How many values an object holds, however deep they lie in it."""
+    inside = list(getattr(value, "__dict__", {}).values())
+    inside += [getattr(value, n, 0) for n in getattr(type(value), "__slots__", ())]
+    if isinstance(value, dict):
+        inside += [*value, *value.values()]
+    elif isinstance(value, (str, bytes, bytearray, torch.Tensor)):
+        return len(value)
+    elif hasattr(value, "__iter__") and hasattr(value, "__len__"):
+        inside += list(value)
+    return 1 + sum(map(kept, inside))
 
 
 @points("9.5", 1)
@@ -503,13 +521,9 @@ def test_ex09_5_a_push_costs_no_more_late_than_early(target, rng):
         most = f"at most 16 comparisons, it were {Counted.count}"
         demand(Counted.count <= 16, tried, most)
         compare(loop, False, tried)
-    held = sum(
-        len(v)
-        for v in getattr(guard, "__dict__", {}).values()
-        if isinstance(v, (list, tuple, dict, set, str)) or hasattr(v, "maxlen")
-    )
-    kept = f"a guard that keeps at most some multiples of 16 tokens, it keeps {held}"
-    demand(held <= 16 * 12, "600 pushes with max_period=16", kept)
+    held = kept(guard)
+    told = f"a guard that keeps at most some multiples of 16 values, it keeps {held}"
+    demand(held <= 16 * 20, "600 pushes with max_period=16", told)
 
 
 # -- 9.6: the tool-loop breaker
@@ -555,6 +569,11 @@ def test_ex09_6_spelling_does_not_count(target, rng):
     check_loop(target, [call(result=s) for s in results], 2)
     check_loop(target, [call(arguments=s) for s in ("[1,2]", "[2,1]", "[1,2]")], None)
     check_loop(target, [call(arguments=s) for s in ("1", "1.0", "true")], None)
+    check_loop(target, [call(arguments=s) for s in ('"a"', "a", '"a"')], None)
+    nan = ('{"q": NaN}', '{"q":NaN}', ' {"q" : NaN}')
+    check_loop(target, [call(arguments=s) for s in nan], 2)
+    deep = ('{"n": [1]}', '{"n": [1.0]}', '{"n": [true]}')
+    check_loop(target, [call(arguments=s) for s in deep], None)
     check_loop(target, [call(arguments=s) for s in ("ls -l", " ls -l", "ls -l\n")], 2)
     check_loop(target, [call(arguments=s) for s in ("ls -l", "ls  -l", "ls -l")], None)
     check_loop(
@@ -678,6 +697,7 @@ def probe_5(target):
     cases += [
         (*of_text(t), {}) for t in (TABLE, ZEROS, RULER, "- " * 300, "Go on. " * 20)
     ]
+    cases += [([*range(20)], ["w"] * 20, SMALL | {"min_count": 1})]
 
     def run(tokens: list[int], texts: list[str], limits: dict[str, int]) -> Any:
         guard = target.LoopGuard(**limits)
@@ -711,6 +731,8 @@ def probe_6(target):
         ([call(result=r) for r in "xyx"], {}),
         ([call(arguments=a) for a in ("ls", " ls", "ls ")], {}),
         ([call(arguments=a) for a in ("1", "1.0", "true")], {}),
+        ([call(arguments=a) for a in ('"a"', "a", '"a"')], {}),
+        ([call(arguments=a) for a in ('{"q":NaN}', '{"q": NaN}', '{"q" :NaN}')], {}),
         ([call(tool) for tool in "abc"], {}),
         ([wait] * 4, {"allow": ("wait",)}),
         ([call(), wait, call(), wait, call()], {"allow": ["wait"]}),

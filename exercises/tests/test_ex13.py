@@ -131,14 +131,15 @@ def test_ex13_1_the_input_term_does_not_know_how_long_e_is(target, generator):
 
 
 class Core:
-    """Blocks that treat each row for itself, and count the rows of every call."""
+    """Blocks that treat each row for itself, and note the rows of every call."""
 
     def __init__(self, D, generator, kind="blocks"):
         self.W = torch.randn(2, D, D, generator=generator, dtype=torch.float64) / D**0.5
-        self.kind, self.rows = kind, []
+        self.kind, self.rows, self.seen = kind, [], []
 
     def __call__(self, x):
         self.rows.append(len(x))
+        self.seen.append(x.detach().clone())
         return self.one(x)
 
     def one(self, x):
@@ -192,6 +193,13 @@ def test_ex13_2_the_core_is_applied_as_often_as_the_deepest_loops(
     target.run_loops(h, term, decay, core, wanted)
     rows = [sum(depth > t for depth in depths) for t in range(max(depths))]
     compare(core.rows, rows, f"rows of each call of core in {call(depths, 4)}")
+    # Which rows, and in which order.
+    for t, got in enumerate(core.seen):
+        deep = [n for n, depth in enumerate(depths) if depth > t]
+        before = alone(h, term, decay, core, wanted.clamp(max=t))
+        x = torch.stack([decay * before[n] + term[n] for n in deep])
+        tried = f"what core gets in call {t}, rows {deep}, in {call(depths, 4)}"
+        compare(got, x, tried, atol=1e-10)
 
 
 @points("13.2", 1)
@@ -216,7 +224,7 @@ def test_ex13_2_many_rows_and_float32(target, generator):
     truth = alone(h, term, decay, core, wanted)
     got = target.run_loops(h.float(), term.float(), decay.float(), core, wanted)
     tried = f"run_loops of {len(depths)} float32 rows of depths 0 to 12"
-    compare(got, truth, tried, atol=1e-4, rtol=1e-4)
+    compare(got, truth.float(), tried, atol=1e-4, rtol=1e-4)
     compare(str(got.dtype), "torch.float32", tried + ".dtype")
 
 
@@ -374,7 +382,21 @@ def test_ex13_3_a_premise_that_fails_is_noticed(target, generator):
         True,
         f"{tried} of a core that once adds 1.001 to one row: refused",
     )
-    along = torch.tensor([0.6, 0.8], dtype=torch.float64).expand(1, 2)
+    slant = torch.tensor([0.6, 0.8], dtype=torch.float64)
+    for row, length in ((0, 1.2), (1, 1.2), (2, 1.2), (0, math.nan)):
+
+        def first(x, row=row, length=length):
+            """One row's 1.2 in a direction in which no entry is above 1; or NaN."""
+            added = torch.zeros_like(x)
+            added[row, :2] = length * slant
+            return x + added
+
+        compare(
+            refused(lambda core=first: target.check_loop(decay, term, core, h, 3, 1.0)),
+            True,
+            f"{tried} of a core that adds [0.6, 0.8, 0, 0] · {length} to row {row} of 3: refused",
+        )
+    along = slant.expand(1, 2)
     doubled = Bounded(2, 1.0, generator, along[0])
     half = torch.full((2,), 0.5, dtype=torch.float64)
     compare(
@@ -449,6 +471,10 @@ def test_ex13_4_how_many_contexts(target, rng):
                       rng.randrange(1, 30), rng.choice([1, 2, 5]), rng.choice([4, 16]), rng.choice([1, 2, 4])))  # fmt: skip
     for case in cases:
         compare(target.contexts(*case), true_contexts(*case), f"contexts{case}")
+    many = 10**18 // 192  # memory beyond the whole numbers of a float: one byte too few
+    for memory, fit in ((192 * many, many), (192 * many - 1, many - 1)):
+        case = (memory, 5, 4, 3, 1, 2, 2)
+        compare(target.contexts(*case), fit, f"contexts{case}")
 
 
 # -- probes
@@ -495,7 +521,7 @@ def probe_loops(target):
     core = Core(3, generator)
     h, term, decay, depths = a_loop(generator, [3, 1, 2], 3)
     result = target.run_loops(h, term, decay, core, depths)
-    return [result, core.rows, h]
+    return [result, core.rows, h, core.seen]
 
 
 @probe("13.2")
@@ -546,6 +572,28 @@ def probe_premise_of_one_row(target):
     return target.check_loop(half, added, lambda x: x + added, zeros, 3, 1.0)
 
 
+@probe("13.3")
+def probe_premise_row_by_row(target):
+    half, zeros = torch.tensor([0.5, 0.5]).double(), torch.zeros(3, 2).double()
+    found = []
+    for row in range(3):
+        for added in (0.9, 1.2, math.nan):
+
+            def core(x, row=row, added=added):
+                more = torch.zeros_like(x)
+                more[row] = added * torch.tensor([0.6, 0.8]).double()
+                return x + more
+
+            found.append(
+                refused(
+                    lambda core=core: target.check_loop(
+                        half, zeros, core, zeros, 2, 1.0
+                    )
+                )
+            )
+    return found
+
+
 @probe("13.4")
 def probe_slots(target):
     return [target.num_slots(*s, p) for s in SHAPES[:3] for p in POLICIES]
@@ -568,4 +616,5 @@ def probe_contexts(target):
     cases = [
         (rng.randrange(9000), rng.randrange(1, 20), 4, 3, 1, 2, 2) for _ in range(8)
     ]
+    cases.append((10**18 // 192 * 192 - 1, 5, 4, 3, 1, 2, 2))
     return [target.contexts(*case) for case in cases]

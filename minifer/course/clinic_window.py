@@ -47,7 +47,8 @@ class Window:
 
     block_size, num_blocks: P tokens a block, N blocks in the pool.
     ask(*prompts, max_tokens=8, stop=(), says=None, salt=None): serve the prompts in one batch;
-        a `Reply` each. says: the text that the model is made to say, whatever it would rather.
+        a `Reply` each. says: the text that the model is made to say, whatever it would rather;
+        the reply ends with it, and max_tokens is ignored.
     oracle(prompt, tokens): the log-probability of each token after the prompt, by the slow twin:
         same weights, no cache, no batch, no fault.
     """

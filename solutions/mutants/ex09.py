@@ -94,11 +94,12 @@ MUTANTS = [
     ),
     _patient(
         2,
-        "m2_nothing_to_find",
+        "m2_search_ends_before_it",
         _SENSITIVE,
         '(reply,) = engine.ask(paragraph + "?")',
-        '(reply,) = engine.ask("x" + paragraph)',
-        "the test never brings the fault about: no block of the second prompt has the same tokens",
+        '(reply,) = engine.ask("b" * engine.block_size + paragraph + "?")',
+        "the test never brings the fault about: a search ends at the first block that is not found, so "
+        "a prompt that begins with what the engine has never seen finds nothing, on any engine",
     ),
     _patient(
         2,
@@ -231,7 +232,8 @@ MUTANTS = [
         _SPECIFIC,
         "assert beside or not is_wrong(text)",
         "assert not is_wrong(text)",
-        "one prompt cannot tell a fault of some replies from a fault of all",
+        "the test fails with a neighbour, too: one prompt, or replies of two tokens, cannot tell a fault "
+        "of some lengths from a fault of nearly all",
     ),
     _patient(
         4,
@@ -326,6 +328,22 @@ MUTANTS = [
         killed_by="test_ex09_5_a_push_costs_no_more_late_than_early",
     ),
     Mutant(
+        "ex09_5_m9_nothing_equal",
+        "9.5",
+        old="        self.runs = {\n"
+        "            p: self.runs.get(p, 0) + 1\n"
+        "            for p, old in enumerate(self.tokens, start=1)\n"
+        "            if old == token\n"
+        "        }\n",
+        new="        self.runs = {\n"
+        "            p: self.runs.get(p, 0) + 1 if old == token else 0\n"
+        "            for p, old in enumerate(self.tokens, start=1)\n"
+        "        }\n",
+        diagnosis="a period counts in which no token equals the one before: with min_count = 1 any text "
+        "is a loop",
+        killed_by="test_ex09_5_loops_are_found_when_they_are_loops",
+    ),
+    Mutant(
         "ex09_6_m1_name_alone",
         "9.6",
         old="call = (name, same_spelling(arguments), same_spelling(result))",
@@ -387,6 +405,22 @@ MUTANTS = [
         old="return text.strip()",
         new="return text",
         diagnosis="blanks at the ends of what is no JSON make a difference",
+        killed_by="test_ex09_6_spelling_does_not_count",
+    ),
+    Mutant(
+        "ex09_6_m9_text_taken_for_json",
+        "9.6",
+        old="return text.strip()",
+        new="return json.dumps(text.strip())",
+        diagnosis='a bare text counts as the JSON text of the same letters: a and "a" are two values',
+        killed_by="test_ex09_6_spelling_does_not_count",
+    ),
+    Mutant(
+        "ex09_6_m10_nan_is_not_itself",
+        "9.6",
+        old="return json.dumps(json.loads(text), sort_keys=True)",
+        new="return json.dumps(json.loads(text), sort_keys=True, allow_nan=False)",
+        diagnosis="NaN is taken for no JSON, and blanks beside it make a difference",
         killed_by="test_ex09_6_spelling_does_not_count",
     ),
 ]

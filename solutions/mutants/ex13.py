@@ -177,6 +177,23 @@ MUTANTS = [
         diagnosis="the caller's h is overwritten",
         killed_by="test_ex13_2_depth_0_stays_and_nothing_is_shared",
     ),
+    Mutant(
+        "ex13_2_m10_rows_sorted_by_depth",
+        "13.2",
+        old="        looping = depths > t\n",
+        new="        order = torch.argsort(depths, stable=True)\n"
+        "        looping = order[depths[order] > t]\n",
+        diagnosis="the rows reach the core sorted by their depth: they keep their order",
+        killed_by="test_ex13_2_the_core_is_applied_as_often_as_the_deepest_loops",
+    ),
+    Mutant(
+        "ex13_2_m11_rows_turned_round",
+        "13.2",
+        old="h[looping] = core(decay * h[looping] + term[looping])",
+        new="h[looping] = core((decay * h[looping] + term[looping]).flip(0)).flip(0)",
+        diagnosis="the rows reach the core in the opposite order: they keep theirs",
+        killed_by="test_ex13_2_the_core_is_applied_as_often_as_the_deepest_loops",
+    ),
     # -- 13.3
     Mutant(
         "ex13_3_m1_one_loop_more",
@@ -248,7 +265,7 @@ MUTANTS = [
     Mutant(
         "ex13_3_m9_premise_not_checked",
         "13.3",
-        old="if added > M * (1 + 1e-9):",
+        old="if not added <= M * (1 + 1e-9):",
         new="if False:",
         diagnosis="a core that adds more than M goes unnoticed: then the bound proves nothing",
         killed_by="test_ex13_3_a_premise_that_fails_is_noticed",
@@ -268,6 +285,30 @@ MUTANTS = [
         new="worst = float((h.norm(dim=1) / bound).max())",
         diagnosis="only the last loop counts: the largest ratio may have come earlier",
         killed_by="test_ex13_3_states_stay_below_for_a_thousand_loops",
+    ),
+    Mutant(
+        "ex13_3_m12_premise_of_the_last_row",
+        "13.3",
+        old="added = float((h - x).norm(dim=1).max())",
+        new="added = float((h - x)[-1].norm())",
+        diagnosis="only the last row's contribution is looked at: any row may break the premise",
+        killed_by="test_ex13_3_a_premise_that_fails_is_noticed",
+    ),
+    Mutant(
+        "ex13_3_m13_premise_of_each_entry",
+        "13.3",
+        old="added = float((h - x).norm(dim=1).max())",
+        new="added = float((h - x).abs().max())",
+        diagnosis="each entry is compared with M: the norm of the row must be",
+        killed_by="test_ex13_3_a_premise_that_fails_is_noticed",
+    ),
+    Mutant(
+        "ex13_3_m14_nan_is_let_through",
+        "13.3",
+        old="if not added <= M * (1 + 1e-9):",
+        new="if added > M * (1 + 1e-9):",
+        diagnosis="NaN is not above M, nor is it at most M: a core that returns NaN must be refused",
+        killed_by="test_ex13_3_a_premise_that_fails_is_noticed",
     ),
     # -- 13.4
     Mutant(
@@ -361,10 +402,18 @@ MUTANTS = [
         diagnosis="the last, partly filled block of a context is missing",
         killed_by="test_ex13_4_how_many_contexts",
     ),
+    Mutant(
+        "ex13_4_m12_divided_as_floats",
+        "13.4",
+        old="return memory // block_bytes // -(-tokens // block_size)",
+        new="return int(memory / (block_bytes * -(-tokens // block_size)))",
+        diagnosis="the bytes are divided as floats, which cannot tell whole numbers above 2⁵³ apart: use //",
+        killed_by="test_ex13_4_how_many_contexts",
+    ),
 ]
 
 SURVIVORS = {
-    "check_loop: `if added > M * (1 + 1e-9):` → `if added >= M * (1 + 1e-09):`": (
+    "check_loop: `if not added <= M * (1 + 1e-9):` → `if not (added < M * (1 + 1e-09)):`": (
         "no number that a core adds is exactly M · (1 + 10⁻⁹)"
     ),
 }
