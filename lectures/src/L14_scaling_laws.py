@@ -6,8 +6,8 @@
 # fits the laws, asks how sure they are, and chooses a depth for a budget. Then the book
 # ends where it began: with what one token costs.
 #
-# 60 minutes of reading, 4 hours of exercises (the capstone takes three of them). Needs
-# L01 (costs) and L13 (the loop); no GPU, no network.
+# 60 minutes of reading, 250 minutes of exercises (160 of them the capstone). Needs L01
+# (costs) and L13 (the loop); no GPU, no network.
 #
 # After it you can
 #
@@ -87,7 +87,7 @@ for row in COMPARISONS:
 # before you see it.
 
 # %% tags=["picture"]
-title = "Loops are free only when nobody counts the tokens (law as reported)"
+title = "Loops are free only when nobody counts the FLOPs (law as reported)"
 budgets = 1e18, 4e18, 16e18
 show(
     scaling.iso_figure("parcae-140m", 11.2e9, budgets, title=title),
@@ -216,8 +216,8 @@ print(f"90 % of the resampled fits: {low:.2f} to {high:.2f}")
 # six points on a grid says *that* depth should grow, hardly how fast.
 #
 # And which FLOPs? The best D is C over the cost of a token. Embedding tables are looked
-# up, not multiplied; the head multiplies. The authors' script does the reverse. What
-# does each count make of D*, given μ* ∝ C^0.40?
+# up, not multiplied; the head multiplies. The authors' script counts most of the tables and
+# leaves out the head. What does each make of D*, given μ* ∝ C^0.40?
 
 # %% tags=["claim", "row-34"]
 from minifer.parcae.lab.laws.training_law import implied_tokens_exponent
@@ -230,7 +230,7 @@ for size in ("parcae-140m", "parcae-370m"):
     )
 
 # %% [markdown]
-# The reported 0.77 to 0.78 fit the count of what really multiplies. The exponents of μ*
+# The reported 0.77 to 0.78 lie nearer to the count of what multiplies. The exponents of μ*
 # and D* need not sum to 1: a token's cost is a fixed part plus a price a loop.
 #
 # ## What does our own lab say?
@@ -253,7 +253,7 @@ print("a law of μ*:", mu_law(budgets))
 
 # %% [markdown]
 # One loop wins, at every budget we tried. No parabola has its minimum inside, so there is
-# no μ* and no exponent, and the library says `None`. That is the honest result: **the
+# no μ* and no exponent: the library says `None`. That is the result: **the
 # method can be shown here, the exponent cannot.**
 #
 # Can we say more? Fit a law of *tokens alone* to the three points of μ = 1. It knows
@@ -346,8 +346,8 @@ for g in group(lab.lab_curves()):
     print(f"{g.depth:13} μ = {g.mu:2}: best at T = {g.best:2}, 24 loops lose {loss}")
 
 # %% [markdown]
-# Trained at a constant 2 loops, a model loses by looping on, by more than its seeds differ.
-# Trained with 8 or 12 drawn ones it does not.
+# Trained with 2 loops, a model loses by looping on: at a constant 2 by six times its seeds'
+# spread, with drawn ones by less than two. Trained with 8 or 12 it does not.
 #
 # ## How many loops for a budget?
 #
@@ -408,14 +408,14 @@ for limit in (1, 2, 4, 8, 16):
 
 # %% [markdown]
 # With 16 ms one should still take 8 loops: 12 and 16 cost more and are *worse* here, by
-# 0.005 nats. The best depth at an unlimited budget is finite.
+# some 0.005 nats. The best depth at an unlimited budget is finite.
 #
 # ## Who pays for a loop?
 #
 # On a GPU a token alone waits for bytes (L01), and a looped weight is the same byte read
 # again. If the core fits on the chip, it need not be. Parcae-140m, bfloat16, one request
-# with 512 tokens of context on an H100 (modelled: a floor, no launches). Before you
-# look: which columns does residency change?
+# with 512 tokens of context on an H100 (modelled: a floor, no launches, joules at full
+# power). Which columns will residency change?
 
 # %% tags=["claim"]
 from minifer.perf.devices import DEVICES
@@ -440,7 +440,8 @@ for x, y in zip(again, kept, strict=True):
 # models ([arXiv:2604.21106](https://arxiv.org/abs/2604.21106), reported) and found that r
 # loops of a core are worth r^0.46 cores of a plain model. So 8 loops of a core are as good
 # as 8^0.46 = 2.6 cores, for the arithmetic of 8. Let us assume it holds for Parcae. (That
-# is kind: with gradients through part of the loops only, as here, they found 0.38.)
+# is kind: with gradients through part of the loops only, as here, they found 0.38.) Tables
+# and head are left out.
 
 # %% tags=["claim"]
 rows = lab.worth("parcae-140m", depths)
