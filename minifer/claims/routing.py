@@ -160,9 +160,9 @@ def reproduce(settings: Settings) -> Findings:
         honest=(
             "The published figure is sustainable throughput of long contexts under mixed load, "
             "not speed, and against a baseline without ordering.",
-            "A gain of this kind needs about 10 % cold prompts, few nodes, FCFS and a condition "
-            "that warm requests dominate. Four runs of ten minutes leave it uncertain by several "
-            "points: try another --seed.",
+            "This gain is that of 10 % cold prompts, two nodes, FCFS and a condition that warm "
+            "requests dominate; other shares and numbers of nodes have others. Four runs of ten "
+            "minutes leave it uncertain by several points: try another --seed.",
             "A partition isolates short prompts from long ones. So does ordering, without giving "
             "half of the nodes away: prefill lengths are known when a request comes. Every chunk "
             f"costs a step's fixed {STEPS.prefill.fixed * 1e3:.0f} ms here.",

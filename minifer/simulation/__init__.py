@@ -42,5 +42,5 @@ which one in ten has not been seen before; whole, one at a time, one request a s
 >>> late("cold_warm", Role.PRE_PREFILL, Role.PREFILL)
 'late: 5% of warm, 22% of cold'
 
-Warm prompts gain what cold ones lose.
+Warm prompts gain, cold ones pay.
 """
