@@ -42,6 +42,9 @@ from minifer.kernels.mode import interpret_without_gpu
 
 _KERNELS = {"JITFunction", "InterpretedFunction"}  # Triton's names of what `triton.jit` returns
 
+# Called as watch("before" or "after", the launch's record, the kernel's function).
+Watch = Callable[[str, Trace, Any], None]
+
 
 @dataclass
 class Simulation:
@@ -63,17 +66,20 @@ def simulate(
     *arguments: Any,
     order: str | int = "forward",
     strict: bool = True,
+    watch: Watch | None = None,
     **named: Any,
 ) -> Simulation:
     """Call `function(*arguments, **named)` with every kernel simulated.
 
     function: a plain function or a lambda; kernels and functions are looked up in the module in
     which it was written. order: in which programs run, "forward", "backward", or the seed of a
-    random order; a GPU promises none. strict: see `Language`. Raises what a kernel raises:
+    random order; a GPU promises none. strict: see `Language`. watch: called before and after the
+    programs of each launch run. Raises what a kernel raises:
     `AccessError` for an access outside of a tensor, `ValueError` for what Triton's compiler
     refuses.
     """
     simulator = _Simulator(order, strict)
+    simulator.watch = watch
     done = simulator.done
     done.result = simulator.function(function)(*arguments, **named)
     return done
@@ -89,6 +95,7 @@ class _Simulator:
         self.language.strict = strict
         self.triton = _Triton(self.language)
         self._homes: dict[int, dict[str, Any]] = {}
+        self.watch: Watch | None = None
 
     def function(self, original: Any) -> Any:
         """The function with the names of its module bound anew."""
@@ -179,7 +186,8 @@ class _Simulated:
         trace = Trace(self.fn.__name__, sides)
         values = {name: _argument(trace, name, v) for name, v in given.arguments.items()}
         self._simulator.done.launches.append(trace)
-        language = self._simulator.language
+        language, watch = self._simulator.language, self._simulator.watch or (lambda *_: None)
+        watch("before", trace, self.fn)
         before, language.launch = language.launch, Launch(trace)
         try:
             for place in self._simulator.programs(sides):
@@ -187,6 +195,7 @@ class _Simulated:
                 self._function(**values)
         finally:
             language.launch = before
+        watch("after", trace, self.fn)
 
 
 def is_kernel(value: Any) -> bool:
