@@ -4,7 +4,7 @@ Each function does what Triton's does, on `Block`s, and refuses what Triton's co
 shapes that are no powers of two, and products of less than 16. Two things are stricter than in
 Triton's own interpreter, because a GPU is: a lane that is masked out and has no `other` holds NaN
 (or a wild integer), and `tl.dot` rounds its float32 operands to TF32 unless
-`input_precision="ieee"`.
+`input_precision="ieee"` (or `allow_tf32=False`, the older spelling).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Language:
         return block.T
 
     def dot(self, a: Block, b: Block, acc: Block | None = None, input_precision: str | None = None,
-            **_: Any) -> Block:  # fmt: skip
+            allow_tf32: bool | None = None, **_: Any) -> Block:  # fmt: skip
         for side in (*a.shape, b.shape[-1]):
             if side < _LEAST_DOT:
                 raise ValueError(f"tl.dot takes sides of {_LEAST_DOT} and more, got {side}: "
@@ -142,7 +142,8 @@ class Language:
         left, right = a.data, b.data
         if left.dtype != right.dtype:
             raise ValueError(f"tl.dot takes two blocks of one dtype, got {a.dtype} and {b.dtype}")
-        if self.strict and left.dtype == torch.float32 and input_precision != "ieee":
+        exact = input_precision == "ieee" or (input_precision is None and allow_tf32 is False)
+        if self.strict and left.dtype == torch.float32 and not exact:
             left, right = _tf32(left), _tf32(right)
         product = left.float() @ right.float()
         return Block(product if acc is None else acc.data + product)
@@ -223,7 +224,7 @@ def _check_inside(access: Access, frame: FrameType, *, strict: bool) -> None:
     if bool(fine.all()):
         return
     memory, wrong = access.memory, touched[~fine]
-    element = int(wrong[0]) - memory.tensor.storage_offset()
+    element = int(wrong[0]) - int(memory.tensor.storage_offset())
     line = linecache.getline(frame.f_code.co_filename, access.line).strip()
     raise AccessError(
         f"program {short(access.program)} {access.kind}s {memory.name}[{element}]: "

@@ -285,12 +285,21 @@ def rounded(X, OUT, BLOCK: tl.constexpr):
     tl.store(OUT + i[:, None] * BLOCK + i[None, :], tl.dot(x, x))
 
 
+@triton.jit
+def exact(X, OUT, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(X + i[:, None] * BLOCK + i[None, :])
+    tl.store(OUT + i[:, None] * BLOCK + i[None, :], tl.dot(x, x, allow_tf32=False))
+
+
 def test_a_product_is_rounded_as_tensor_cores_do_unless_ieee() -> None:
     x = torch.eye(16) * (1 + 2.0**-12)
     out = torch.empty(16, 16)
     simulate(lambda: rounded[(1,)](x, out, BLOCK=16))
     assert out[0, 0] == 1
     simulate(lambda: rounded[(1,)](x, out, BLOCK=16), strict=False)
+    assert out[0, 0] > 1
+    simulate(lambda: exact[(1,)](x, out, BLOCK=16))
     assert out[0, 0] > 1
 
 
