@@ -6,12 +6,20 @@ tensor, and then in Triton, interpreted between guard bands of NaN; on a GPU, co
 
 from __future__ import annotations
 
+import dis
 import math
 
 import pytest
 import torch
 
-from minifer.course.block_program import ENGINE, AccessError, simulate
+from minifer.course.block_program import (
+    ENGINE,
+    AccessError,
+    is_kernel,
+    simulate,
+    tl,
+    triton,
+)
 from minifer.course.grading import compare, points, probe
 from minifer.course.guard_bands import GuardBands
 
@@ -40,7 +48,9 @@ def attempts(target, name, given, tried, out=("out",)):
         }
         trace = None
         if where == "record":
-            ran = simulate(function, *placed.values())
+            host = Host(placed, tried)
+            ran = simulate(function, *placed.values(), watch=host)
+            host.same_as("after", "what the kernel stored must stay as it is")
             compare(len(ran.launches), 1, f"{tried}: launches of a kernel")
             trace = ran.trace
             check_record(trace, tried, out, placed)
@@ -54,6 +64,58 @@ def attempts(target, name, given, tried, out=("out",)):
                 f"{places} were"
             )
         yield f"{tried}, in {where}", [placed[key].cpu() for key in out], trace
+
+
+class Host:
+    """Sees to it that the kernel computes, and nobody beside it."""
+
+    def __init__(self, placed, tried):
+        self.tensors = {k: v for k, v in placed.items() if isinstance(v, torch.Tensor)}
+        self.tried, self.seen = tried, {}
+        self("given")
+
+    def __call__(self, moment, trace=None, kernel=None):
+        if moment == "before":
+            self.same_as("given", "a kernel gets its tensors as they come")
+            self.only_arguments(trace)
+            no_globals(kernel, self.tried)
+        self.seen[moment] = {
+            k: v.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+            for k, v in self.tensors.items()
+        }
+
+    def same_as(self, moment, wanted):
+        for key, was in self.seen.get(moment, {}).items():
+            now = self.tensors[key].clone(memory_format=torch.contiguous_format)
+            if not torch.equal(now.view(torch.uint8), was):
+                raise AssertionError(
+                    f"tried     {self.tried}\n{wanted}: {key} was changed outside of the kernel"
+                )
+
+    def only_arguments(self, trace):
+        places = {(t.data_ptr(), t.dtype) for t in self.tensors.values()}
+        for name, memory in trace.memories.items():
+            if (memory.tensor.data_ptr(), memory.tensor.dtype) not in places:
+                raise AssertionError(
+                    f"tried     {self.tried}\na kernel gets its tensors as they come: {name} is "
+                    "another one, that was made outside of the kernel"
+                )
+
+
+def no_globals(kernel, tried):
+    """Of a kernel, and of the kernels that it calls."""
+    for step in dis.get_instructions(kernel):
+        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            continue
+        value = kernel.__globals__.get(step.argval)
+        fine = any(value is good for good in (None, tl, triton, tl.constexpr))
+        if not (fine or is_kernel(value)) or step.opname == "LOAD_DEREF":
+            raise AssertionError(
+                f"tried     {tried}\na kernel may use no global but tl, triton and kernels: "
+                f"{step.argval}"
+            )
+        if is_kernel(value) and value.fn is not kernel:
+            no_globals(value.fn, tried)
 
 
 def launch(function, arguments):
@@ -266,10 +328,11 @@ def test_ex11_3_programs_in_any_order(target, generator):
     truth = turned(x, angle.cos(), angle.sin())
     for order in ("forward", "backward", 3):
         own = x.clone()
-        trace = simulate(
-            target.rope, own, angle.cos(), angle.sin(), own, order=order
-        ).trace
         tried = f"rope(x [5, 3, 12], out=x), programs in the order {order!r}"
+        given = {"x": own, "cos": angle.cos(), "sin": angle.sin(), "out": own}
+        watch = Host(given, tried)
+        trace = simulate(target.rope, *given.values(), order=order, watch=watch).trace
+        watch.same_as("after", "what the kernel stored must stay as it is")
         check_record(trace, tried, ("x",), {"x": own})
         compare(own, truth, tried, **SINGLE)
 
