@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercises 11 · Triton kernels
 #
-# Five exercises, 32 points, about 180 minutes. They follow
+# Five exercises, 32 points, about 210 minutes. They follow
 # [lecture L11](../lectures/L11_triton_kernels.ipynb). Write where it says `YOUR CODE HERE`, run the cell, then
 # run the check below it. `minifer grade 11` gives the points.
 #
@@ -14,8 +14,8 @@
 #
 # - The signature of each kernel is fixed, and so is its **grid**: the text says which programs there are. Arguments
 #   marked `tl.constexpr` are known when the kernel is compiled; blocks have sides that are powers of two.
-# - A program reads and writes nothing outside of its tensors. Masked lanes get an `other`: without one they hold
-#   anything on a GPU, and NaN in the record.
+# - A program reads and writes nothing outside of its tensors. Masked lanes get an `other` if what they hold can
+#   reach a result: without one they hold anything on a GPU, and NaN in the record.
 # - Sums and products are float32; a result is rounded once, when it is stored. With `tl.dot` that means
 #   `input_precision="ieee"` and float32 operands of at least 16 by 16. (`tl.sum` of a product does as well.)
 # - `out` is what the caller gives, in memory that holds anything; each of its elements is written exactly once, by one
@@ -27,6 +27,59 @@
 # %%
 from minifer.course import check
 from minifer.course.block_program import tl, triton
+
+# %% [markdown]
+# ### The language
+#
+# All that the five need, and a little more. B, BM, BN are sides of blocks.
+#
+# | you write | it is |
+# |---|---|
+# | `tl.program_id(0)`, `tl.program_id(1)` | the number of this program, along each axis of the grid |
+# | `tl.arange(0, B)` | the lanes 0 … B − 1 |
+# | `tl.zeros([B], tl.float32)`, `tl.full([BM, BN], 1.0, tl.float32)` | a new block |
+# | `b[:, None]`, `c[None, :]` | b as a column, c as a row; where the two meet, each lane of b meets each of c |
+# | `+ - * /`, `//` and `%`, `< <= ==`, `& \| ~` | lane by lane; masks take `&`, never `and` |
+# | `tl.where(m, a, b)`, `tl.maximum(a, b)`, `tl.minimum(a, b)` | lane by lane, of blocks or numbers |
+# | `tl.exp(b)`, `tl.log(b)`, `tl.sqrt(b)` | lane by lane, of float32 |
+# | `tl.sum(b, axis)`, `tl.max(b, axis)` | b without this axis: of [BM, BN], axis 1 leaves [BM] |
+# | `tl.dot(a, b, input_precision="ieee")`, `tl.trans(a)` | the product of two matrices; a transposed |
+# | `X + offsets` | an address for each lane; offsets count elements |
+# | `tl.load(X + at, mask=m, other=0.0)`, `tl.store(OUT + at, b, mask=m)` | all have one shape, or stretch to it; a single number is loaded without a block |
+# | `b.to(tl.float32)`, `X.dtype.element_ty` | b in another dtype; the dtype of what X points to |
+# | `for start in range(0, n, B):` | a loop; n may be known only when the program runs |
+# | `if FLAG:` | FLAG is a `tl.constexpr`; what a block holds cannot decide, `tl.where` does |
+# | `kernel[(programs, more)](…)`, `triton.cdiv(a, b)`, `triton.next_power_of_2(n)` | outside of kernels: a launch with a grid of two axes; a / b rounded up; the power of two from n on |
+#
+# An example with most of it, which is no answer: the largest number of each column, for each of several matrices.
+
+
+# %%
+@triton.jit
+def column_max_kernel(
+    X, OUT, N, K, BN: tl.constexpr, BK: tl.constexpr, FLOOR: tl.constexpr
+):
+    """Program (i, b): BK columns of matrix b of X [B, N, K], in tiles of BN rows → OUT [B, K]."""
+    tile, matrix = tl.program_id(0), tl.program_id(1)
+    k = tile * BK + tl.arange(0, BK)
+    top = tl.full([BK], -float("inf"), tl.float32)
+    for start in range(0, N, BN):
+        n = start + tl.arange(0, BN)
+        there = (n < N)[:, None] & (k < K)[None, :]
+        at = matrix * N * K + n[:, None] * K + k[None, :]
+        x = tl.load(X + at, mask=there, other=-float("inf"))
+        top = tl.maximum(top, tl.max(x.to(tl.float32), 0))
+    if FLOOR:
+        top = tl.maximum(top, 0.0)  # no less than 0
+    tl.store(OUT + matrix * K + k, top, mask=k < K)
+
+
+def column_max(x, out, BN, BK, FLOOR):
+    """x [B, N, K] → out [B, K]."""
+    B, N, K = x.shape
+    grid = (triton.cdiv(K, BK), B)
+    column_max_kernel[grid](x, out, N, K, BN=BN, BK=BK, FLOOR=FLOOR)
+
 
 # %% [markdown]
 # ### Exercise 11.1 - RMSNorm
@@ -206,7 +259,7 @@ check("11.3")
 # %% [markdown]
 # ### Exercise 11.4 - Flash attention, forward
 #
-# 10 points · difficulty 5/5 ●●●●● · 60 minutes · CPU
+# 10 points · difficulty 5/5 ●●●●● · 90 minutes · CPU
 #
 # *Why it matters.* A matrix of scores [T, S] never goes to memory: a row of them is met tile by tile, with two numbers
 # kept on the way. This is what made long prompts affordable.
@@ -226,8 +279,8 @@ check("11.3")
 # natural logarithm. The T queries are the *last* T of the S positions: when `causal`, query t sees keys 0 … S − T + t.
 #
 # Program (i, h) computes queries i · BM … of head h; the grid is (tiles of queries, H). It walks over tiles of BN keys from
-# key 0 on. When `causal`, it **reads no tile of which none of its queries sees a key**. Each of its queries, and each key and value it
-# needs, is read once a program. Scores may be in the hundreds, of either sign. `WIDTH` is C padded to a power of two, at least 16.
+# key 0 on. When `causal`, it **reads no tile of which none of its queries sees a key**. A program reads each of its queries once, each
+# key and value that one of them sees once, and none twice. Scores may be in the hundreds, of either sign. `WIDTH` is C padded to a power of two, at least 16.
 #
 # *Example.* H = T = C = 1, S = 2, q = [1], k = [0, log 3], v = [8, 4]: weights ¼ and ¾, out = 5, lse = log 4.
 
@@ -261,7 +314,7 @@ check("11.4")
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The last key that a tile of queries sees is that of its last query: S − T + tile · BM + BM − 1, if there are so many.
+# The last key that a tile of queries sees is that of its last query: S − T + tile · BM + BM − 1, or S − 1, if that is less.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -298,7 +351,8 @@ check("11.4")
 # Only the first ⌈length / P⌉ entries of a table's row count: what stands behind them may be any number. Slots that are no token of
 # the request hold anything, NaN included, and are **not read**; each key and each value of the context is read once a program. A
 # tile of BN tokens may span several blocks, and a block several tiles. Scores may be in the hundreds. The launch is given;
-# `WIDTH` is C padded to a power of two.
+# `WIDTH` is C padded to a power of two. Offsets may be int32 here; on a real cache block · P · K · C passes 2³¹, so there one
+# converts the block's number to `tl.int64` first.
 #
 # *Example.* P = 2, table [7, 3, −1], length 3: the tokens lie in slots 0 and 1 of block 7 and slot 0 of block 3.
 
@@ -340,6 +394,7 @@ check("11.5")
 # </details>
 # <details><summary>Help: I see "lanes lie outside TABLES", or a negative element of KEYS</summary>
 #
-# Tokens beyond the length have no block. Mask the look-up, too, and give it an `other` that is a block.
+# Tokens beyond the length have no block. Mask the look-up, too, and give it an `other` that is a block, or
+# mask what follows.
 #
 # </details>

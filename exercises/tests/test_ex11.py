@@ -249,6 +249,14 @@ def test_ex11_2_tiles_of_any_size(target, generator):
         gemv_case(target, x, weight, BN, BK, {"rtol": 2e-5, "atol": 5e-6})
 
 
+# With weights of 300 both results are 0. The largest float16 is 65,504: it is less than the sum of
+# a tile of 16 here, and than each product there.
+CANCELLING = (
+    torch.tensor([200.0] * 16 + [-200.0] * 16).half(),
+    torch.tensor([250.0, -250.0] * 16).half(),
+)
+
+
 @points("11.2", 1)
 def test_ex11_2_sums_are_float32(target, generator):
     x = torch.ones(4000, dtype=torch.float16)
@@ -256,6 +264,9 @@ def test_ex11_2_sums_are_float32(target, generator):
     x = normal(generator, 600, dtype=torch.float16) + 1
     weight = (normal(generator, 5, 600).abs() + 0.5).to(torch.float16)
     gemv_case(target, x, weight, 4, 16, HALF)
+    for x in CANCELLING:
+        weight = torch.full((3, 32), 300.0, dtype=torch.float16)
+        gemv_case(target, x, weight, 2, 16, HALF)
 
 
 @points("11.2", 1)
@@ -421,6 +432,16 @@ def test_ex11_4_large_scores(target, generator):
     flash_case(target, (q, k, v), False, 16, 16, loose, {"rtol": 1e-5, "atol": 1e-3})
 
 
+def reads_of(trace, name, program, shape):
+    """How often one program loads each element of a dense tensor."""
+    memory = trace.memories[name]
+    counts = torch.zeros(memory.owned.numel(), dtype=torch.int64)
+    for access in trace.select(name, "load", program):
+        counts.index_add_(0, access.touched, torch.ones_like(access.touched))
+    start = memory.tensor.storage_offset()
+    return counts[start : start + memory.tensor.numel()].view(shape)
+
+
 @points("11.4", 2)
 @pytest.mark.parametrize(("T", "S"), [(32, 32), (40, 70)])
 def test_ex11_4_reads_only_what_it_needs(target, generator, T, S):
@@ -435,11 +456,13 @@ def test_ex11_4_reads_only_what_it_needs(target, generator, T, S):
             for tile in range(tiles):
                 last = min(S, S - T + 16 * (tile + 1)) if causal else S
                 rows = min(S, -(-last // 16) * 16)
-                read = sum(
-                    access.bytes for access in trace.select(name, "load", (tile, 1))
-                )
-                compare(read, rows * C * 4, f"{tried}: bytes of {name} that program "
-                        f"({tile}, 1) reads, keys 0 to {rows - 1}")  # fmt: skip
+                read = reads_of(trace, name, (tile, 1), (2, S, C))
+                wanted = torch.zeros_like(read)
+                wanted[1, :last] = 1
+                wanted[1, last:rows] = read[1, last:rows].clamp(max=1)  # once, or not
+                compare(read, wanted, f"{tried}: how often program ({tile}, 1) reads each "
+                        f"element of {name}, of which it needs those of positions 0 to "
+                        f"{last - 1} of head 1")  # fmt: skip
         compare(trace.counts("Q", "load"), torch.ones(2, T, C, dtype=torch.int64),
                 f"{tried}: how often each element of q is read")  # fmt: skip
 
@@ -616,6 +639,15 @@ def probe_gemv_half(target):
     out = nan(2, dtype=torch.float16)
     weight = torch.full((2, 4000), 0.3, dtype=torch.float16)
     return recorded(target.gemv, torch.ones_like(weight[0]), weight, out, 2, 16)
+
+
+@probe("11.2")
+def probe_gemv_large_half(target):
+    weight = torch.full((2, 32), 300.0, dtype=torch.float16)
+    return [
+        recorded(target.gemv, x, weight, nan(2, dtype=torch.float16), 2, 16)
+        for x in CANCELLING
+    ]
 
 
 def probe_turn(target, in_place, C=6, dtype=torch.float32):

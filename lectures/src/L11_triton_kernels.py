@@ -5,7 +5,7 @@
 # once. This lecture writes some, draws which program touches which number, counts the
 # bytes, and asks which tests would find a wrong one.
 #
-# 60 minutes of reading, 180 minutes of exercises. Needs L06 (prefill) and L07 (decode);
+# 60 minutes of reading, 210 minutes of exercises. Needs L06 (prefill) and L07 (decode);
 # no GPU, no network. Triton has wheels for Linux alone: elsewhere read the outputs; the
 # exercises run everywhere.
 #
@@ -725,7 +725,7 @@ print("5.", 9.6e6 / 4.8e12 == 2.0e-6)
 # | 11.1 | [RMSNorm](../exercises/ex11_triton_kernels.ipynb) | 4 | 20 |
 # | 11.2 | [GEMV with ragged N and K](../exercises/ex11_triton_kernels.ipynb) | 6 | 35 |
 # | 11.3 | [RoPE, in place or not](../exercises/ex11_triton_kernels.ipynb) | 4 | 25 |
-# | 11.4 | [Flash attention, forward](../exercises/ex11_triton_kernels.ipynb) | 10 | 60 |
+# | 11.4 | [Flash attention, forward](../exercises/ex11_triton_kernels.ipynb) | 10 | 90 |
 # | 11.5 | [Paged attention of a decode step](../exercises/ex11_triton_kernels.ipynb) | 8 | 40 |
 #
 # ## Where to read on

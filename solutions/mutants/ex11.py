@@ -169,6 +169,35 @@ MUTANTS = [
         diagnosis="masked weights have no `other`, so they hold anything on a GPU, and the sum has it",
         killed_by=_GEMV,
     ),
+    Mutant(
+        "ex11_2_m11_float16_products_and_sums",
+        "11.2",
+        old="x = tl.load(X + k, mask=k < K, other=0.0).to(tl.float32)\n"
+        "        w = tl.load(W + n[:, None] * K + k[None, :], mask=inside, other=0.0)\n"
+        "        acc += tl.sum(w.to(tl.float32) * x[None, :], 1)",
+        new="x = tl.load(X + k, mask=k < K, other=0.0)\n"
+        "        w = tl.load(W + n[:, None] * K + k[None, :], mask=inside, other=0.0)\n"
+        "        acc += tl.sum(w * x[None, :], 1)",
+        diagnosis="what is loaded stays float16, so products and the sum of a tile are float16: "
+        ".to(tl.float32) right after both loads",
+        killed_by="test_ex11_2_sums_are_float32",
+    ),
+    Mutant(
+        "ex11_2_m12_float16_products",
+        "11.2",
+        old="acc += tl.sum(w.to(tl.float32) * x[None, :], 1)",
+        new="acc += tl.sum((w * x.to(X.dtype.element_ty)[None, :]).to(tl.float32), 1)",
+        diagnosis="products are float16, and float32 only afterwards: convert before you multiply",
+        killed_by="test_ex11_2_sums_are_float32",
+    ),
+    Mutant(
+        "ex11_2_m13_float16_tile_sums",
+        "11.2",
+        old="acc += tl.sum(w.to(tl.float32) * x[None, :], 1)",
+        new="acc += tl.sum(w.to(tl.float32) * x[None, :], 1).to(X.dtype.element_ty)",
+        diagnosis="the sum of each tile is rounded to float16: round once, at the store",
+        killed_by="test_ex11_2_sums_are_float32",
+    ),
     # -- 11.3
     Mutant(
         "ex11_3_m1_stored_before_loaded",
@@ -232,6 +261,27 @@ MUTANTS = [
         old="    tl.store(OUT + first + HALF, b * cos + a * sin, mask=inside)",
         new="    tl.store(OUT + first + HALF, b, mask=inside)",
         diagnosis="the second half is copied, not turned",
+        killed_by=_ROPE,
+    ),
+    Mutant(
+        "ex11_3_m8_neighbours_are_pairs_in_and_out",
+        "11.3",
+        old="    first = head * 2 * HALF + pair\n"
+        "    a = tl.load(X + first, mask=inside, other=0.0).to(tl.float32)\n"
+        "    b = tl.load(X + first + HALF, mask=inside, other=0.0).to(tl.float32)\n"
+        "    cos = tl.load(COS + token * HALF + pair, mask=inside, other=1.0)\n"
+        "    sin = tl.load(SIN + token * HALF + pair, mask=inside, other=0.0)\n"
+        "    tl.store(OUT + first, a * cos - b * sin, mask=inside)\n"
+        "    tl.store(OUT + first + HALF, b * cos + a * sin, mask=inside)",
+        new="    first = head * 2 * HALF + 2 * pair\n"
+        "    a = tl.load(X + first, mask=inside, other=0.0).to(tl.float32)\n"
+        "    b = tl.load(X + first + 1, mask=inside, other=0.0).to(tl.float32)\n"
+        "    cos = tl.load(COS + token * HALF + pair, mask=inside, other=1.0)\n"
+        "    sin = tl.load(SIN + token * HALF + pair, mask=inside, other=0.0)\n"
+        "    tl.store(OUT + first, a * cos - b * sin, mask=inside)\n"
+        "    tl.store(OUT + first + 1, b * cos + a * sin, mask=inside)",
+        diagnosis="neighbours are turned, 2 i with 2 i + 1, as in the paper on RoPE; here pair i is "
+        "(head[i], head[i + HALF])",
         killed_by=_ROPE,
     ),
     # -- 11.4: the twelve of the lecture's table, and what memory adds
