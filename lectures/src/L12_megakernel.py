@@ -6,7 +6,7 @@
 # removes these one by one, and ends with a step that is one kernel. Then comes the harder
 # question: who says that it is right?
 #
-# 60 minutes of reading, 110 minutes of exercises. Needs L07 (launches, waves) and L11
+# 60 minutes of reading, 100 minutes of exercises. Needs L07 (launches, waves) and L11
 # (Triton kernels); no GPU, no network.
 #
 # After it you can
@@ -77,7 +77,7 @@ for step in STEPS[:5]:
 
 # %% [markdown]
 # 146 µs beside 738: a fifth, for a small model and one request. (Modelled from that one
-# reported number.) See how quickly it fades.
+# reported number.) It fades quickly.
 
 # %% tags=["picture"]
 from minifer.course.pictures import megakernel as pictures
@@ -90,7 +90,7 @@ show(
 )
 
 # %% [markdown]
-# So this lecture is about short steps. Who serves 64 long contexts has other worries.
+# So this lecture is about short steps.
 #
 # ## What does fusion save?
 #
@@ -108,7 +108,8 @@ for way in (plain, fused):
     print(f"{count}, {way.weight_bytes / 1e6:,.0f} MB of weights")
 
 # %% [markdown]
-# Half the launches, the same weights. The third row of the picture is where we are going.
+# Half the launches, the same weights. (16 · 7, and 3 outside of the layers.) The third row of
+# the picture is where we are going.
 
 # %% tags=["picture"]
 title = "Fusion removes launches: 14 a layer, then 7, then none"
@@ -163,7 +164,7 @@ print(f"apart {apart / 1e6:.2f} MB, of which fusion saves {saved:,.0f} bytes")
 print(f"a launch is worth {1.3e-6 * h100.memory_bandwidth / 1e6:.1f} MB")
 
 # %% [markdown]
-# 8 kB of 12.6 MB: one write and one read of x. But in the time of a launch the memory
+# 8 kB of 12.6 MB: one write and one read of the normed x. But in the time of a launch the memory
 # could read a third of that matrix. Decode is fused for time, not for bytes. (Attention
 # over many rows, L06, is fused for its bytes.)
 #
@@ -269,7 +270,7 @@ for part in (None, 2048, 420, 403, 256):
 # report 41 µs on an H100 after FlashMLA's 52, and 20 to 35 % in general. The "30 to 70 %"
 # that is often quoted is said to stand on a slide of the talk this book comes from
 # ([Dan Fu, CS336, June 2026](https://www.youtube.com/watch?v=9EEm4iMAF5s)); we know no
-# publication of it. All of this is reported, nothing measured here.
+# publication of it. All reported, nothing measured here.
 
 # %% tags=["claim", "row-24"]
 print(f"52 → 41 µs: {52 / 41 - 1:.0%} faster, {1 - 41 / 52:.0%} less time")
@@ -296,8 +297,9 @@ for t in times:
     print(f"{t.name:20}: {t.launches:3} launches, {spent}")
 
 # %% [markdown]
-# Launches and their gaps go first, then half of what is left of the bubbles. The same as
-# a picture. (With prefetch bytes arrive while an SM waits: green grows, blue shrinks.)
+# Fusion is the largest, from 1,332 to 1,040 µs: launches and their gaps. Counters remove most
+# of the bubbles that are left, prefetch nearly half of the rest. As a picture (with prefetch
+# bytes arrive while an SM waits: green grows, blue shrinks):
 
 # %% tags=["picture"]
 show(
@@ -307,7 +309,7 @@ show(
 
 # %% [markdown]
 # And two layers of each, SM by SM; below each panel, how much of the memory is in use.
-# Look for the white columns, and for what fills them.
+# Look for what fills the white columns.
 
 # %% tags=["picture"]
 from minifer.perf.timeline import gantt
@@ -339,7 +341,7 @@ for what, early in (("nothing", 0), ("weights", 65_536), ("weights, old KV", 65_
 # Both help a little. Do they always? Three SMs, any two of which fill a memory of 100 bytes
 # a second. A and B, 100 bytes each, come first; C and D wait for both, C behind A on the
 # first SM, D alone on the third. Each takes a second more than its bytes. D's SM has time,
-# and fetches early. Guess, then look.
+# and fetches early.
 
 # %% tags=["claim", "row-26"]
 from minifer.perf.timeline.model import Machine, Task
@@ -358,7 +360,7 @@ for early in (0, 100):
 # A launch orders things: all of this kernel after all of that one. Inside one kernel every
 # SM walks a queue of **instructions** with a small interpreter. An instruction may wait
 # until a **counter** (a semaphore) has reached a target, and adds to a counter when it is
-# done. That is all. Here is such an interpreter; look at how it finds that nobody can go on.
+# done. Here is such an interpreter; look at how it finds that nobody can go on.
 
 # %% tags=["claim"]
 from collections import Counter, namedtuple
@@ -429,8 +431,9 @@ show(
 #     signal(COUNTERS + to * STRIDE, amount)  # barrier, then add, with release
 # ```
 #
-# One program an SM, one launch a step. All must be on the chip at once: a program that has
-# not started cannot signal.
+# To poll is to read until the counter is there; who reads a *release* with *acquire* sees all
+# that was written before it. One program an SM, one launch a step. All must be on the chip at
+# once: a program that has not started cannot signal.
 #
 # Any order that respects the counters should give the same logits, bit for bit, since each
 # sum is taken in one fixed order. The kernel's slow twin runs a schedule one instruction
@@ -511,8 +514,8 @@ print(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
 #
 # A **co-simulator** runs the Triton kernel itself, all programs at once, on this CPU. They
 # take turns at polls, signals, loads and stores; a seed decides. Every access is compared
-# with what others did before (vector clocks: Fidge and Mattern, 1988), so a race is found
-# even when nothing went wrong this time. One SM is kept late on purpose: SM 0, which has
+# with what others did before (vector clocks, what each has seen of the others: Fidge
+# 1988, Mattern 1989), so a race is found even when nothing went wrong this time. One SM is kept late on purpose: SM 0, which has
 # the changed DOWN, or SM 1, which has a GATE_UP. Look at the second line.
 
 # %% tags=["claim"]
@@ -530,7 +533,8 @@ for name, seen in watched.items():
 
 # %% [markdown]
 # With SM 0 late every logit is right, and the race is found all the same: no test of outputs
-# could. The deadlock is named, not waited for. In the co-simulator's words:
+# could. The deadlock is named, not waited for. In the co-simulator's words (whoever came
+# second "did not wait", whatever the cause):
 
 # %% tags=["claim"]
 result = watched["no wait, SM 1 late"].result
@@ -589,9 +593,9 @@ for chip in ("H100-SXM", "H200-SXM"):
     print(f"{chip}: {graph_us} and {mega_us} µs, {graph_us / mega_us - 1:.1%} apart")
 
 # %% [markdown]
-# One per cent on an H100, five on an H200. (There the memory is faster, so gaps may weigh
-# more.) For another model, on a third chip, a megakernel was 3 % *slower* than its graph. And
-# what has minifer's own kernel measured? (From `lectures/results/`, not compared.)
+# One per cent on an H100, five on an H200. For another model, on a third chip, a
+# megakernel was 3 % *slower* than its graph. And what has minifer's own kernel measured?
+# (From `lectures/results/`, not compared.)
 
 # %% tags=["measure"]
 from pathlib import Path
@@ -621,7 +625,8 @@ for way, pieces in ((ways.COUNTERS, 1), (ways.GRID, 1), (ways.COUNTERS, 2)):
 # and the model charges both the same. They pay where an instruction needs less than all of
 # the operation before. And smaller instructions pay the overhead twice.
 #
-# Then the edges. A tensor core's tile has room for 16 requests. Look at what is said to a
+# Then the edges. A tile of the tensor cores (units for products) has room for 16 requests.
+# Look at what is said to a
 # 17th, by the fused product and the megakernel, and to a model that norms its queries (as
 # Qwen3 does).
 
@@ -721,7 +726,7 @@ print("5.", f"{1.2e9 / 3e12 / 500e-6:.0%}" == "80%")
 #   [ThunderKittens](https://github.com/HazyResearch/ThunderKittens), which gives control
 #   over shared memory and warps that Triton does not.
 # - [Mirage](https://github.com/mirage-project/mirage) compiles a model into one kernel; its
-#   counters are never reset, like minifer's with `epochs`.
+#   counters are never reset: targets grow with each launch.
 # - [AutoMegaKernel](https://arxiv.org/abs/2606.09682) checks schedules without a GPU, and
 #   reports where it is slower than CUDA graphs.
 # - vLLM and SGLang run fused kernels in CUDA graphs.
@@ -733,7 +738,7 @@ print("5.", f"{1.2e9 / 3e12 / 500e-6:.0%}" == "80%")
 # | 12.1 | [Waves and tails](../exercises/ex12_megakernel.ipynb) | 4 | 20 |
 # | 12.2 | [A schedule that does not hang](../exercises/ex12_megakernel.ipynb) | 8 | 40 |
 # | 12.3 | [Counters for every dependency](../exercises/ex12_megakernel.ipynb) | 6 | 25 |
-# | 12.4 | [A norm inside a product](../exercises/ex12_megakernel.ipynb) | 6 | 25 |
+# | 12.4 | [A norm inside a product](../exercises/ex12_megakernel.ipynb) | 6 | 15 |
 #
 # ## Where to read on
 #
@@ -743,5 +748,4 @@ print("5.", f"{1.2e9 / 3e12 / 500e-6:.0%}" == "80%")
 # 4. [kernel.py](../kernels/mega/kernel.py), [project.py](../kernels/mega/project.py): the
 #    kernel.
 # 5. [simulate.py](../kernels/cosim/simulate.py): many programs at once on a CPU.
-# 6. [model.py](../minifer/perf/timeline/model.py): the model of time. `minifer kernels
-#    verify` and `minifer kernels timeline` are the same on the command line.
+# 6. [model.py](../minifer/perf/timeline/model.py): the model of time.
