@@ -57,9 +57,10 @@ explore(lambda: pictures.gallery_html(gallery))
 # %% [markdown]
 # One token for ever and a foreign script hit the eye. A reply about something else does
 # so only to whoever knows what was asked. The last text is right, letter by letter: what
-# is wrong is whose cache it came from.
+# is wrong is whose cache it came from. (A *salt* in a block's
+# name keeps tenants apart; `salt-ignored` drops it.)
 #
-# Look at how many of the five end with an error, or with any word of warning.
+# Look at how many of the five end with any warning.
 
 # %% tags=["claim"]
 for case in gallery:
@@ -283,7 +284,7 @@ for debug in (False, True):
 # %% [markdown]
 # One token came from the prefill, which reads no slot too many; the first decode step
 # fails. It costs a write of every freed block, so it runs in tests and on one replica
-# in many, not everywhere.
+# in many.
 #
 # How did the wrong numbers spread? The engine again reads the healthy one's tokens; each
 # cell is shaded by the size of the difference. Look for white cells in the bottom row,
@@ -369,7 +370,8 @@ def shrink(log, fails):
 # %% [markdown]
 # The fault: `stale-after-reuse`, a block that was handed to somebody else can still be
 # found under its old name. A window is an engine seen from outside: it serves with
-# `ask`, and its oracle is the slow twin. The log fails when the last reply's
+# `ask`, and its oracle is the slow twin. (`says` scripts a reply: each token is made
+# the likeliest.) The log fails when the last reply's
 # log-probabilities are not the oracle's. Guess how many requests are left.
 
 # %% tags=["claim"]
@@ -408,7 +410,8 @@ print("the question is first and last:", small[0] == small[-1] == question)
 # ## What makes a test worth keeping?
 #
 # Two tests could come of this. The first asks whether the reply is right. The second
-# looks at the mechanism: after eviction nothing of the question may be found.
+# looks at the mechanism: after eviction nothing of the question may be found. (The
+# search goes from the front and ends at the first missing block.)
 
 
 # %% tags=["claim"]
@@ -447,9 +450,9 @@ for fault in (
 
 # %% [markdown]
 # The first test is an alarm bell: it rings for many things, and says little. The second
-# is a specific **regression test**: it passes on the other broken engines, so when it
-# fails you know where to look. Both are needed, at different times. Exercises 9.1 to
-# 9.4 ask for the second kind, and grade it by engines with other faults.
+# is a specific **regression test**: it passes on the others here, so when it fails you
+# know where to look. Exercises 9.1 to 9.4 ask for the second kind, and grade it by
+# engines with other faults.
 #
 # What the first compares with is an **invariant**: alone or in company, cached or not, in
 # chunks or whole, evicted or not, the greedy reply in float32 is the same. No golden

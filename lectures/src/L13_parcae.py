@@ -223,8 +223,8 @@ for kind, matrices in ("full", full), ("diagonal", full * torch.eye(6)):
 # whose diagonal A is negative: left alone, h decays like $e^{At}$. A loop is a step of
 # length Δ in it:
 #
-# $$A = -\exp(A_{\log}), \quad \Delta = \mathrm{softplus}(d), \quad \bar A =
-# \exp(\Delta A) \in (0, 1), \quad \bar B = \Delta B$$
+# $$A = -\exp(A_{\log}), \quad \Delta = \mathrm{softplus}(d) = \log(1 + \exp d),$$
+# $$\bar A = \exp(\Delta A) \in (0, 1), \quad \bar B = \Delta B$$
 #
 # So A is negative and Ā, which the loop multiplies with, is positive. A_log and d, in
 # code `dt_bias`, may be any numbers: exp and softplus are positive. By hand, for
@@ -252,14 +252,16 @@ show(
 # Three mistakes, for a channel with A_log = 1 and d = −2 or 2. Which can leave (−1, 1)?
 
 # %% tags=["claim", "row-32"]
-from math import e, exp, log1p
+from math import exp, log1p
 
+rate = exp(1.0)  # −A
 for d in (-2.0, 2.0):
     right, delta = states.diagonal_injection([1.0], [d]).retention(), log1p(exp(d))
     print(
-        f"d = {d:+.0f}: right {right.item():.3f}, Euler {1 - delta * e:.3f},", end=" "
+        f"d = {d:+.0f}: right {right.item():.3f}, Euler {1 - delta * rate:.3f},",
+        end=" ",
     )
-    print(f"no softplus {exp(-d * e):.3f}, sign flipped {exp(delta * e):.1f}")
+    print(f"no softplus {exp(-d * rate):.3f}, sign flipped {exp(delta * rate):.1f}")
 
 # %% [markdown]
 # All three; each trains as long as its parameters happen to be harmless.
@@ -455,8 +457,8 @@ for name, (preset, loops) in pair.items():
 # KV is. At equal *training* compute table 6 has loops behind one pass, on Core, in 4 of 9
 # rows; L14 weighs this.
 #
-# Depth beyond training can do harm. Ouro, trained at 4 loops, falls on GSM8K from 0.79
-# to 0.02 at 20 loops (a third party's measurement of
+# Depth beyond training can do harm. Ouro, trained at 4 loops, falls on GSM8K
+# (school mathematics) from 0.79 to 0.02 at 20 loops (a third party's measurement of
 # [arXiv:2510.25741](https://arxiv.org/abs/2510.25741)'s model). A small ρ keeps a state
 # finite; it does not keep it useful.
 #
@@ -567,7 +569,7 @@ print("tokens right:", [a.outputs[0].token_ids for a in answers] == truth)
 # who loop. In **lockstep** a step ends when its deepest request is through, and everybody
 # gets a token. In **continuous** depth batching it ends when the first one is; the others
 # are *suspended* with their state and KV, and go on in the next step. Count the readings
-# of the core for both, before you look.
+# of the core for both, before you look. (*Seats* are places in the batch.)
 
 # %% tags=["claim"]
 from minifer.parcae.lab.depth_batching import Job, bound, simulate
@@ -724,8 +726,8 @@ print("5.", simulate(ten, 10, "lockstep").core_applications - 2)
 # | | | points | minutes |
 # |---|---|---|---|
 # | 13.1 | [A decay that cannot leave (0, 1)](../exercises/ex13_parcae.ipynb) | 4 | 20 |
-# | 13.2 | [One loop for rows of different depth](../exercises/ex13_parcae.ipynb) | 5 | 20 |
-# | 13.3 | [Bound the state, and check the bound](../exercises/ex13_parcae.ipynb) | 5 | 25 |
+# | 13.2 | [One loop for rows of different depth](../exercises/ex13_parcae.ipynb) | 5 | 15 |
+# | 13.3 | [Bound the state, and check the bound](../exercises/ex13_parcae.ipynb) | 5 | 30 |
 # | 13.4 | [KV slots of a loop](../exercises/ex13_parcae.ipynb) | 4 | 20 |
 #
 # ## Where to read on

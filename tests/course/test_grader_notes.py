@@ -34,3 +34,10 @@ def test_kernels_are_graded_in_the_interpreter_whatever_the_machine_has(tmp_path
         "total = 0\n", 'import os\n    total = 0\n    print(os.environ["TRITON_INTERPRET"])\n'
     )
     assert run(make_book(tmp_path), "91.1", answer).printed.split()[0] == "1"
+
+
+def test_what_the_files_own_cells_print_is_no_part_of_a_result(tmp_path: Path) -> None:
+    answer = MASTER.replace("total = 0\n", 'print("in a test")\n    total = 1\n')
+    answer = answer.replace('check("91.1")', 'print("of a cell")')
+    printed = run(make_book(tmp_path), "91.1", answer).printed
+    assert set(printed.splitlines()) == {"in a test"}
