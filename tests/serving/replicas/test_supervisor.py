@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from fleet_fakes import Fakes, answer, fleet, gone, run, until
@@ -77,7 +78,9 @@ def test_one_that_does_not_stay_up_is_started_less_and_less_often(monkeypatch):
                 waits.append(seconds)
                 await sleep(0)
 
-            monkeypatch.setattr(supervisor_module.asyncio, "sleep", noted)
+            # The supervisor's own: servers of the same loop sleep, too.
+            own = SimpleNamespace(**{**vars(asyncio), "sleep": noted})
+            monkeypatch.setattr(supervisor_module, "asyncio", own)
             f.fakes.start_errors["a"] = [RuntimeError("no")] * 6
             f.fakes.process("a").end(1)
             while not (
@@ -85,7 +88,8 @@ def test_one_that_does_not_stay_up_is_started_less_and_less_often(monkeypatch):
             ):
                 await sleep(0)
             monkeypatch.undo()
-            assert waits[:7] == [0, 0.01, 0.02, 0.04, 0.04, 0.04, 0.04]
+            between = [wait for wait in waits if wait != supervisor_module.STARTING_PERIOD]
+            assert between[:7] == [0, 0.01, 0.02, 0.04, 0.04, 0.04, 0.04]
 
     run(main())
 
