@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercises 12 · Fusion to megakernel
 #
-# Four exercises, 24 points, about 110 minutes. They follow
+# Four exercises, 24 points, about 100 minutes. They follow
 # [lecture L12](../lectures/L12_megakernel.ipynb). Write where it says `YOUR CODE HERE`, run the cell, then
 # run the check below it. `minifer grade 12` gives the points.
 #
@@ -26,7 +26,8 @@ from minifer.course import check
 # `tail(durations, num_sms)` runs one kernel. `durations` is a list of its blocks, positive numbers, in their
 # order. A block goes to the SM that is free first, and runs there to its end. The result is a pair: the time at
 # which the last block ends, and the share of the SMs' time up to then in which a block ran (a float, at most 1).
-# Without any block it is `(0, 1.0)`. `num_sms` below 1 raises `ValueError`.
+# `num_sms` below 1 raises `ValueError`, whatever
+# there is to do. Without any block the result is `(0, 1.0)`.
 #
 # `best_part(contexts, num_sms, overhead, parts)` chooses how attention is cut. `contexts` are the tokens of
 # each request, in the order of the batch, each at least 1. With a part size p, a context becomes as many blocks
@@ -124,7 +125,8 @@ check("12.2")
 # <details><summary>Help: I see "ends at … and the rule ends at …"</summary>
 #
 # Look at moments at which several instructions end: if one of them is followed up before the others have ended, something
-# with a shorter way may get the SM.
+# something with a shorter way may get the SM. To end earlier than the rule is wrong, too: the rule is asked for. Then look at
+# equals: of two with the same way the lower number goes first.
 #
 # </details>
 
@@ -148,9 +150,12 @@ check("12.2")
 # - before b is written, everybody earlier in the list who reads b must have ended, too;
 # - a target is the number of those, and an entry with a target of 0 is left out.
 #
+# These counters go on counting, so a target may be less than the final value. It is safe because later writers wait for the
+# earlier ones; the counters of the lecture have one target each, the sum.
+#
 # `stuck(queues, instructions, targets)` runs queues of instruction numbers, one for each SM, each from front to back,
 # with `targets` as `waits` returns them (or a broken version of that). It returns the sorted list of all
-# instructions that can never start: `[]` for a sound schedule. A number may be in no queue at all; then it never ends,
+# instructions that can never start (not only the first of each queue, as the lecture's toy does): `[]` for a sound schedule. A number may be in no queue at all; then it never ends,
 # and is not listed.
 #
 # *Example.* x is written, read by two, and written again: `[([], ["x"]), (["x"], ["y"]), (["x"], ["z"]), (["y"], ["x"])]`. The
@@ -190,7 +195,7 @@ check("12.3")
 # %% [markdown]
 # ### Exercise 12.4 - A norm inside a product
 #
-# 6 points · difficulty 3/5 ●●●○○ · 25 minutes · CPU
+# 6 points · difficulty 3/5 ●●●○○ · 15 minutes · CPU
 #
 # *Why it matters.* A norm of its own is a launch, and while it runs no weight is read. Fused, the weights stream
 # from the first moment on, and x is read once.
@@ -208,10 +213,11 @@ check("12.3")
 # | result | float32 [B, N] | |
 #
 # A `Memory` is a matrix that you cannot hold: `.columns` is D, and `.load(start, stop)` returns the columns from start
-# up to but not including stop, as a tensor. **Each column of x and of weight is loaded once**, in pieces of
+# up to but not including stop, as a tensor. What it returned **is gone at the next load** of that matrix (it turns to NaN): what you
+# keep is sums, not columns. **Each column of x and of weight is loaded once**, in pieces of
 # at most `width` columns; D need not be a multiple of it. So when the first weights are there, the mean of all squares
-# is not known yet. Numbers may be bfloat16: compute in float32. The mean is over D, and with a row of zeros the
-# result is 0.
+# is not known yet. Numbers may be bfloat16: compute in float32. The mean is over D. With `eps` above 0 a
+# row of zeros gives 0.
 #
 # *Example.* x = (1, 7), gain (1, ½), weights (10, 10), eps 0, width 1: the squares are 1 + 49, the products
 # 10 + 35, and 45 / √25 = 9.
@@ -219,16 +225,17 @@ check("12.3")
 
 # %%
 class Memory:
-    """A matrix whose columns are loaded in pieces. loads: what was loaded so far."""
+    """A matrix whose columns are loaded in pieces, of which the last one is there."""
 
     def __init__(self, matrix):
         self._matrix = matrix
+        self._piece = matrix[:, :0].clone()
         self.columns = matrix.shape[1]
-        self.loads = []
 
     def load(self, start, stop):
-        self.loads.append((start, stop))
-        return self._matrix[:, start:stop].clone()
+        self._piece.fill_(float("nan"))
+        self._piece = self._matrix[:, start:stop].clone()
+        return self._piece
 
 
 # %% tags=["exercise"]

@@ -67,16 +67,20 @@ def test_ex12_1_nothing_to_do_and_no_sm(target):
     got = target.tail([], 4)
     compare([float(n) for n in got], [0.0, 1.0], "tail([], 4)", atol=0)
     ask_tail(target, [2, 5], 2)
-    for num_sms in (0, -1):
+    for durations, num_sms in (([1], 0), ([1], -1), ([], 0)):
         with pytest.raises(ValueError):
-            target.tail([1], num_sms)
+            got = target.tail(durations, num_sms)
+            raise AssertionError(
+                f"tail({durations}, {num_sms}) must raise, returned {got}"
+            )
 
 
 CUTS = [
     ([7, 14, 9], 2, 3, [3, 5, 8, 12]),  # 5, if the rests are dropped
     ([12, 27], 3, 3, [3, 5, 8, 12]),  # 5, if a full part costs no overhead
     ([7], 4, 100, [1, 2, 7, 30]),
-    ([5, 5, 5], 1, 0, [1, 2, 5]),  # all the same: the largest
+    ([18, 18], 3, 0, [3, 5, 8, 12]),  # 3, if rests come first; 8, if cut evenly
+    ([4, 20], 3, 1, [3, 5, 8, 12]),  # 5, if rests come first; 12, if cut evenly
 ]
 
 
@@ -86,6 +90,7 @@ def test_ex12_1_the_best_part_depends_on_the_batch(target, rng):
         ([8, 2], 2, 0, [2, 8, 4]),
         ([1000, 1000, 4000, 4000], 4, 125, [125, 250, 500, 1000, 2000, 4000]),
         ([4641, 45118, 1730, 1696], 132, 0, [256, 403, 420, 2048]),
+        ([5, 5, 5], 1, 0, [1, 2, 5]),  # all the same: the largest
         *CUTS,
     ]
     for _ in range(8):
@@ -216,6 +221,9 @@ GRAPHS = [
     ([3, 1, 1, 1, 5], [[], [0], [0], [1, 2], [3]], 2),
     # 0 and 4 end together: only then is it known that 2 goes before 3
     ([3, 2, 3, 3, 3, 3], [[], [5, 2], [0, 4], [0], [], [4]], 2),
+    # equal ways: the highest number first would end at 4 instead of 3, and at 3 instead of 4
+    ([1, 1, 2, 2], [[1], [], [], []], 2),
+    ([2, 2, 1, 1], [[], [], [], [2]], 2),
     ([], [], 3),
 ]
 
@@ -476,18 +484,39 @@ def test_ex12_3_finds_a_target_that_is_never_reached(target):
 
 
 class Watched:
-    """A matrix that notes what is loaded of it."""
+    """A matrix that notes what is loaded of it. A piece turns to NaN when the next one is loaded.
+
+    log: the loads of all matrices, in order, with the matrix's name.
+    """
 
     __slots__ = ("columns", "load", "loads")
 
-    def __init__(self, matrix: torch.Tensor) -> None:
+    def __init__(
+        self, matrix: torch.Tensor, name: str, log: list[tuple[str, int, int]]
+    ) -> None:
         self.columns, self.loads = matrix.shape[1], []
+        pieces: list[torch.Tensor] = []
 
         def load(start: int, stop: int) -> torch.Tensor:
             self.loads.append((start, stop))
-            return matrix[:, start:stop].clone()
+            log.append((name, start, stop))
+            while pieces:
+                pieces.pop().fill_(torch.nan)
+            pieces.append(matrix[:, start:stop].clone())
+            return pieces[0]
 
         self.load = load
+
+
+def most_held(log: list[tuple[str, int, int]]) -> int:
+    """How many columns of one matrix were there, at most, before those of the other one."""
+    columns: dict[str, set[int]] = {"x": set(), "weight": set()}
+    most = 0
+    for name, start, stop in log:
+        columns[name].update(range(start, stop))
+        x, weight = columns.values()
+        most = max(most, len(x - weight), len(weight - x))
+    return most
 
 
 def product_case(generator, B, D, N, *, scale=1.0, dtype=torch.float32):
@@ -512,10 +541,14 @@ def ask_product(target, case, eps, width):
     x, gain, weight = case
     name = "" if x.dtype == torch.float32 else f", {x.dtype}"
     tried = f"norm_product(x {list(x.shape)}, gain, weight {list(weight.shape)}, {eps}, {width}){name}"
-    memory, weights = Watched(x), Watched(weight)
+    log: list[tuple[str, int, int]] = []
+    memory, weights = Watched(x, "x", log), Watched(weight, "weight", log)
     with unchanged(tried, gain=gain):
         got = target.norm_product(memory, gain, weights, eps, width)
-    return got, memory, weights, tried
+    held = most_held(
+        [(name, start, min(stop, x.shape[1])) for name, start, stop in log]
+    )
+    return got, memory, weights, held, tried
 
 
 SHAPES = [(1, 2, 1, 1), (1, 8, 3, 4), (3, 8, 5, 8), (2, 64, 7, 16), (4, 96, 33, 32)]
@@ -526,7 +559,7 @@ SHAPES = [(1, 2, 1, 1), (1, 8, 3, 4), (3, 8, 5, 8), (2, 64, 7, 16), (4, 96, 33, 
 def test_ex12_4_equals_norm_then_product(target, generator, B, D, N, width):
     for scale, eps in ((1.0, 1e-6), (30.0, 1e-5), (1.0, 0.5)):
         case = product_case(generator, B, D, N, scale=scale)
-        got, _, _, tried = ask_product(target, case, eps, width)
+        got, _, _, _, tried = ask_product(target, case, eps, width)
         compare(got, norm_then_product(*case, eps), tried, atol=1e-4)
 
 
@@ -534,13 +567,13 @@ def test_ex12_4_equals_norm_then_product(target, generator, B, D, N, width):
 def test_ex12_4_small_rows_and_a_row_of_zeros(target, generator):
     for scale in (1e-3, 1e-5):
         case = product_case(generator, 2, 24, 5, scale=scale)
-        got, _, _, tried = ask_product(target, case, 1e-6, 8)
+        got, _, _, _, tried = ask_product(target, case, 1e-6, 8)
         compare(
             got, norm_then_product(*case, 1e-6), f"{tried}, x about {scale}", atol=1e-4
         )
     case = product_case(generator, 3, 24, 5)
     case[0][1] = 0
-    got, _, _, tried = ask_product(target, case, 1e-6, 8)
+    got, _, _, _, tried = ask_product(target, case, 1e-6, 8)
     compare(got, norm_then_product(*case, 1e-6), f"{tried}, x[1] = 0", atol=1e-4)
 
 
@@ -548,7 +581,7 @@ def test_ex12_4_small_rows_and_a_row_of_zeros(target, generator):
 @pytest.mark.parametrize(("D", "width"), [(7, 4), (9, 8), (65, 32), (5, 100)])
 def test_ex12_4_columns_that_the_width_does_not_divide(target, generator, D, width):
     case = product_case(generator, 2, D, 6)
-    got, _, _, tried = ask_product(target, case, 1e-6, width)
+    got, _, _, _, tried = ask_product(target, case, 1e-6, width)
     compare(got, norm_then_product(*case, 1e-6), tried, atol=1e-4)
 
 
@@ -556,7 +589,7 @@ def test_ex12_4_columns_that_the_width_does_not_divide(target, generator, D, wid
 @pytest.mark.parametrize(("D", "width"), [(8, 8), (64, 16), (65, 16), (6, 1)])
 def test_ex12_4_each_column_is_loaded_once(target, generator, D, width):
     case = product_case(generator, 3, D, 6)
-    got, memory, weights, tried = ask_product(target, case, 1e-6, width)
+    got, memory, weights, held, tried = ask_product(target, case, 1e-6, width)
     compare(got, norm_then_product(*case, 1e-6), tried, atol=1e-4)
     for name, loads in (("x", memory.loads), ("weight", weights.loads)):
         columns = sorted(c for start, stop in loads for c in range(start, min(stop, D)))
@@ -565,13 +598,17 @@ def test_ex12_4_each_column_is_loaded_once(target, generator, D, width):
         assert widest <= width, (
             f"tried     {tried}\n{widest} columns of {name} in one load, at most {width} may be"
         )
+    assert held <= width, (
+        f"tried     {tried}\n{held} columns of one matrix were loaded before those of the other: "
+        "columns are held that are gone at the next load"
+    )
 
 
 @points("12.4", 1)
 def test_ex12_4_bfloat16_is_summed_in_float32(target, generator):
     for B, D, N in ((1, 512, 4), (3, 300, 8)):
         case = product_case(generator, B, D, N, dtype=torch.bfloat16)
-        got, _, _, tried = ask_product(target, case, 1e-6, 32)
+        got, _, _, _, tried = ask_product(target, case, 1e-6, 32)
         compare(str(got.dtype), "torch.float32", f"{tried}.dtype")
         compare(got, norm_then_product(*case, 1e-6), tried, atol=1e-3)
 
@@ -595,6 +632,11 @@ def probe_tail(target):
 @probe("12.1")
 def probe_no_sm(target):
     return target.tail([1], 0)
+
+
+@probe("12.1")
+def probe_no_sm_and_nothing_to_do(target):
+    return target.tail([], 0)
 
 
 @probe("12.1")
@@ -664,8 +706,8 @@ def probe_product(target):
         (2, 12, 3, 5, 1e-3),
     ):
         case = product_case(torch.Generator().manual_seed(D), B, D, N, scale=scale)
-        got, memory, weights, _ = ask_product(target, case, 1e-6, width)
-        found.append([got, memory.loads, weights.loads])
+        got, memory, weights, held, _ = ask_product(target, case, 1e-6, width)
+        found.append([got, memory.loads, weights.loads, held])
     return found
 
 

@@ -78,6 +78,37 @@ MUTANTS = [
         killed_by="test_ex12_1_the_best_part_depends_on_the_batch",
     ),
     Mutant(
+        "ex12_1_m10_nothing_to_do_without_an_sm",
+        "12.1",
+        old="    if num_sms < 1:\n",
+        new="    if not durations:\n        return 0, 1.0\n    if num_sms < 1:\n",
+        diagnosis="without any block `num_sms` is not looked at: below 1 it is an error, whatever there is to do",
+        killed_by="test_ex12_1_nothing_to_do_and_no_sm",
+    ),
+    Mutant(
+        "ex12_1_m11_rest_first",
+        "12.1",
+        old="            durations += [part + overhead] * (tokens // part)\n"
+        "            if tokens % part:\n"
+        "                durations.append(tokens % part + overhead)\n",
+        new="            if tokens % part:\n"
+        "                durations.append(tokens % part + overhead)\n"
+        "            durations += [part + overhead] * (tokens // part)\n",
+        diagnosis="the rest of a context comes before its full parts: it stands behind them, and the order counts",
+        killed_by="test_ex12_1_the_best_part_depends_on_the_batch",
+    ),
+    Mutant(
+        "ex12_1_m12_cut_evenly",
+        "12.1",
+        old="            durations += [part + overhead] * (tokens // part)\n"
+        "            if tokens % part:\n"
+        "                durations.append(tokens % part + overhead)\n",
+        new="            blocks = -(-tokens // part)\n"
+        "            durations += [tokens / blocks + overhead] * blocks\n",
+        diagnosis="a context is cut into equal blocks: as many of `part` tokens as fit are wanted, and one with the rest",
+        killed_by="test_ex12_1_the_best_part_depends_on_the_batch",
+    ),
+    Mutant(
         "ex12_2_m1_barrier_between_operations",
         "12.2",
         old="        free = [sm for sm in range(num_sms) if sm not in running]\n",
@@ -160,6 +191,15 @@ MUTANTS = [
         "                break\n",
         diagnosis="several instructions end at one moment, and the first is followed up before the "
         "others have ended: something with a shorter way gets the SM",
+        killed_by="test_ex12_2_ends_when_the_rule_says",
+    ),
+    Mutant(
+        "ex12_2_m11_highest_number_of_equals",
+        "12.2",
+        old="ready.sort(key=lambda i: (-way[i], i))",
+        new="ready.sort(key=lambda i: (-way[i], -i))",
+        diagnosis="of instructions with equal ways the highest number goes first: the lowest one does, even where "
+        "another choice would end earlier",
         killed_by="test_ex12_2_ends_when_the_rule_says",
     ),
     Mutant(
@@ -348,6 +388,44 @@ MUTANTS = [
         diagnosis="squares are summed in the dtype of x: in bfloat16 a sum of hundreds of numbers has "
         "two digits",
         killed_by="test_ex12_4_bfloat16_is_summed_in_float32",
+    ),
+    Mutant(
+        "ex12_4_m12_both_matrices_held",
+        "12.4",
+        old="    squares, products = 0.0, 0.0\n    for start in range(0, x.columns, width):\n"
+        "        stop = min(start + width, x.columns)\n"
+        "        part = x.load(start, stop).float()\n"
+        "        squares = squares + part.pow(2).sum(dim=1)\n"
+        "        scaled = part * gain[start:stop].float()\n"
+        "        products = products + scaled @ weight.load(start, stop).float().T\n"
+        "    return products / torch.sqrt(squares / x.columns + eps)[:, None]",
+        new="    D = x.columns\n"
+        "    pieces = [(a, min(a + width, D)) for a in range(0, D, width)]\n"
+        "    xs = torch.cat([x.load(a, b) for a, b in pieces], 1).float()\n"
+        "    ws = torch.cat([weight.load(a, b) for a, b in pieces], 1).float()\n"
+        "    root = torch.sqrt(xs.pow(2).mean(1, keepdim=True) + eps)\n"
+        "    return (gain.float() * xs / root) @ ws.T",
+        diagnosis="all pieces are put together before anything is computed: of those loaded before only NaN is left",
+        killed_by="test_ex12_4_each_column_is_loaded_once",
+    ),
+    Mutant(
+        "ex12_4_m13_copies_held",
+        "12.4",
+        old="    squares, products = 0.0, 0.0\n    for start in range(0, x.columns, width):\n"
+        "        stop = min(start + width, x.columns)\n"
+        "        part = x.load(start, stop).float()\n"
+        "        squares = squares + part.pow(2).sum(dim=1)\n"
+        "        scaled = part * gain[start:stop].float()\n"
+        "        products = products + scaled @ weight.load(start, stop).float().T\n"
+        "    return products / torch.sqrt(squares / x.columns + eps)[:, None]",
+        new="    D = x.columns\n"
+        "    pieces = [(a, min(a + width, D)) for a in range(0, D, width)]\n"
+        "    xs = torch.cat([x.load(a, b).clone() for a, b in pieces], 1).float()\n"
+        "    root = torch.sqrt(xs.pow(2).mean(1, keepdim=True) + eps)\n"
+        "    h = gain.float() * xs / root\n"
+        "    return sum(h[:, a:b] @ weight.load(a, b).float().T for a, b in pieces)",
+        diagnosis="x is copied whole before the first weight is loaded: that is two passes, and a matrix you cannot hold",
+        killed_by="test_ex12_4_each_column_is_loaded_once",
     ),
     Mutant(
         "ex12_4_m11_gain_of_the_first_columns",
