@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercises 14 · Scaling laws for recurrence, and a capstone
 #
-# Seven exercises, 34 points, about 4 hours. They follow
+# Seven exercises, 34 points, about 4¾ hours. They follow
 # [lecture L14](../lectures/L14_scaling_laws.ipynb). Write where it says `YOUR CODE HERE`, run the cell, then
 # run the check below it. `minifer grade 14` gives the points.
 #
@@ -119,10 +119,11 @@ check("14.1")
 # upwards (its quadratic coefficient is not above 0), or when its lowest point is not strictly between the smallest
 # and the largest μ. `mus` holds at least 3 different values above 0; no case in the tests is on the edge.
 #
+# The lecture draws budgets, to ask how sure an exponent is. Here seeds are drawn, to ask how sure one budget's best depth is.
 # `depth_band(mus, runs, draws, level)` returns `(low, high, without)`:
 #
 # - `runs` is a list of S lists, one a seed: its losses at each of `mus`;
-# - `draws` is a list of bootstrap draws, each a list of S seed numbers from 0 to S − 1, repeats among them. For
+# - `draws` is a list of at least one bootstrap draw, each a list of S seed numbers from 0 to S − 1, repeats among them. For
 #   each draw take the mean over the drawn seeds at each μ, a seed drawn twice counting twice, and the best
 #   depth of these means;
 # - `without` is the share (0 to 1) of the draws that have no best depth;
@@ -202,7 +203,8 @@ check("14.2")
 # | `"spreads"` | float: `"gap"` divided by the larger of the two standard deviations over seeds (with n − 1) of these two μ |
 # | `"tokens"` | float: at the largest budget, tokens at the *smallest* μ over tokens at the *largest* μ |
 #
-# `essay(points)` returns your answer as one string of 80 to 300 words (split at white space). It must contain, in this order
+# `essay(points)` returns your answer as one string of 80 to 300 words (split at white space), at least 40 of
+# them different, with at most 20 numbers in all. It must contain, in this order
 # or any other, the four numbers of these very points: each entry of `"lowest"` as a word of its own (digits,
 # punctuation allowed around it), the gap with three decimals, the spreads with one, the tokens with one. So
 # write it as an f-string. The grader finds the numbers; whether the argument is good, a person must judge. Say at least:
@@ -317,7 +319,7 @@ check("14.3")
 # | `kv.read(slot, table, length)` | keys and values of positions 0 … length − 1, two tensors [length, K, C], in order |
 #
 # `slot`, `table` and `positions` are an int and lists of ints. Slots do not share anything. A position that the table has no
-# block for raises `ValueError` in `write`, and then nothing is written; so does a `length` in `read`. What `read` returned stays as
+# block for, or a negative one, raises `ValueError` in `write`, and then nothing is written; so does a `length` too large in `read`. What `read` returned stays as
 # it is when something is written later. Nothing is written in other places than those named.
 #
 # *Example.* With `layers = (1, 2, 1)` and 3 loops there are 1 + 6 + 1 slots: core layer 1 in iteration 2 is slot 6, the coda is 7.
@@ -374,7 +376,7 @@ class PagedKV:
         return keys, values
 
     def _place(self, table, position):
-        if not position < len(table) * self.block_size:
+        if not 0 <= position < len(table) * self.block_size:
             raise ValueError(f"position {position} is beyond {len(table)} blocks")
         return table[position // self.block_size], position % self.block_size
         ### END SOLUTION
@@ -398,7 +400,7 @@ check("14.4")
 # %% [markdown]
 # ### Exercise 14.5 - Capstone II: a prefix cache that knows the depth
 #
-# 5 points · difficulty 4/5 ●●●●○ · 40 minutes · CPU
+# 5 points · difficulty 4/5 ●●●●○ · 50 minutes · CPU
 #
 # *Why it matters.* The keys of a token depend on all tokens before it and on how often *they* were looped. A block found by
 # its tokens alone answers a request of 8 loops with the thoughts of one loop.
@@ -417,7 +419,7 @@ check("14.4")
 #
 # The name of a block is all it depends on: the depth, and *all* tokens from the first of the request to the last of the block.
 # Lists are lists of ints; `table` may have more blocks than `tokens` fill. To name a block that has that very name already
-# changes nothing. Different blocks of one table, and of different requests, may have equal tokens.
+# changes nothing (a block has at most one name; the tests never rename). Different blocks of one table, and of different requests, may have equal tokens.
 #
 # **Which free blocks are taken first?** First those without a name, the smallest id first; then named ones, the one that has
 # been free longest first. `drop` makes the blocks free from the *last* of the table to the first, so that the end of a
@@ -582,7 +584,7 @@ check("14.6")
 # %% [markdown]
 # ### Exercise 14.7 - Capstone IV: the engine
 #
-# 6 points · difficulty 5/5 ●●●●● · 60 minutes · CPU
+# 6 points · difficulty 5/5 ●●●●● · 80 minutes · CPU
 #
 # *Why it matters.* Now it serves. Every clever part is right only if nobody can tell from the text that it is there.
 #
