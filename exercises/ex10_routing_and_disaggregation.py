@@ -220,15 +220,18 @@ def run(kind, rate, cold_share=0.1, seed=1):
     )
     steps = find_steps("cold-warm")  # 30 ms a step, 1/40,000 s a token, and attention
     store = (StoreLevel("cluster", 0, bandwidth=50e9),)
+    # PRE_PREFILL is the role of a node for cold prompts
     first = Role.PREFILL if kind == "equal" else Role.PRE_PREFILL
     nodes = tuple(
         NodeSpec(f"node{i}", steps, one_by_one, role, store)
         for i, role in enumerate((first, Role.PREFILL))
     )
+    # least_work: to the node with the fewest seconds of work before it
     router = "least_work" if kind == "equal" else "cold_warm"
     cluster = Cluster(nodes, router=router, kv_bytes=70_272)
     traffic = cold_warm(rate, 600.0, seed=seed, cold_share=cold_share)
     records = simulate(traffic, cluster).requests
+    # cold_warm gives cold prompts turn 0, warm ones turn 1
     return tuple((record.turn == 0, record.ttft) for record in records)
 
 
@@ -254,8 +257,10 @@ def run(kind, rate, cold_share=0.1, seed=1):
 # *Example.* Of 90 warm requests 9 are late and of 10 cold ones one: 10 of 100, carried, and with `each=True` too.
 # With 2 warm and 5 cold ones late 7 of 100 are late: carried, but not with `each=True`.
 #
-# *Check.* The numbers are simulated again. Of `"because"` the words are counted, and it must name the highest of
-# your gains in percent, as in `23 %`; whether it is right you know best.
+# *Check.* The numbers are simulated again: 20 seconds of computing are allowed, so search outside of `report` and return
+# the numbers. Of `"because"` the words are counted, and it must name the highest of your gains, written with digits and
+# the sign, as in `23 %` or `23%`; whether it is right you know best. The runs are shorter and the rates coarser than
+# those of the lecture: expect a wider range.
 
 
 # %%

@@ -273,6 +273,14 @@ MUTANTS = [
         diagnosis="the seed that was asked for is not the one that runs",
         killed_by="test_ex10_4_the_highest_rate_that_is_carried",
     ),
+    Mutant(
+        "ex10_4_m9_a_hundred_more",
+        "10.4",
+        old="are up to 44 % higher",
+        new="are up to 144 % higher",
+        diagnosis="144 % is not 44 %: the text names another gain than the numbers",
+        killed_by="test_ex10_4_where_it_vanishes_and_why",
+    ),
 ]
 
 _BELOW = "below `enough` any number that is smaller than every match will do"
