@@ -2,7 +2,7 @@
 # # L10 · Cache-aware routing and prefill/decode disaggregation
 #
 # Several engines raise a question that no scheduler answers: *which* one shall take
-# this request? The one with its prefix, the one with time, one that only does prompts?
+# this request?
 # This lecture puts a router in front of real engines, a simulator beside them, and asks
 # of each idea what it costs.
 #
@@ -119,9 +119,9 @@ for request, states, held in views.random_choices(2_000):
 print("equal choices:", equal)
 
 # %% [markdown]
-# Replica x holds 900 of a prompt's 1,000 tokens; y holds nothing and does nothing. Move
-# the first slider: how many tokens may wait at x before y is better? Then weigh prefill
-# more than decoding.
+# Replica x holds 900 of a prompt's 1,000 tokens, and 12 blocks decode there; y holds
+# nothing and does nothing. Move the first slider: how many tokens may wait at x before
+# y is better?
 
 
 # %% tags=["picture"]
@@ -164,8 +164,10 @@ for factor in (1.0, 1.25, 2.0):
     print(f"c = {factor:4}: at most {limit}")
 
 # %% [markdown]
-# ⌈1.25 · 9 / 3⌉ = 4: x is full, whatever it holds, and at c = 2 as well. Exercises 10.1
-# and 10.2 are these two rules.
+# ⌈1.25 · 9 / 3⌉ = 4: x is full, whatever it holds, and at c = 2 as well. And prefixes
+# that nobody holds? **Rendezvous hashing** hashes prefix and name together, and the
+# highest hash wins. With 3, 9 and 5 for x, y and z it is y; without y, z. Exercises
+# 10.1 and 10.2 are these rules.
 #
 # ## What happens on real engines?
 #
@@ -188,7 +190,7 @@ for policy in (TURN, "least_load", BOUNDED):
 
 # %% [markdown]
 # In turn, 383 of 631 tokens are computed, with affinity 199: a chat that changes its
-# replica with every turn finds what it said two turns ago. And request by request,
+# replica every turn finds what it said two turns ago. And request by request,
 # replicas and steps of the real engines are the simulator's, which runs the engine's
 # own scheduler and cache. *How long a step takes* is the part that is modelled, and
 # here it is one.
@@ -213,8 +215,8 @@ show(
         title="Without a bound, one replica does everything",
     ),
     alt="Two timelines of two replicas. Without a bound all eight requests are at one, "
-    "four of them wait for a seat until step 15, and the other replica is idle. Within "
-    "a bound five are at one and three at the other; one waits until step 15.",
+    "four of them wait for a seat until step 15 to 17, and the other replica is idle. "
+    "Within a bound five are at one and three at the other; one waits until step 15.",
 )
 
 # %% [markdown]
@@ -312,8 +314,8 @@ for policy, name in names.items():
 # %% [markdown]
 # Without a bound 81 % of all tokens are found, and one replica gets 73 % of the
 # requests: it has everything and no time. With a bound nearly as much is found, and
-# that is worth more than the fairest queue; SGLang's rule carries most. Over all rates:
-# which curve leaves the rate first?
+# that is worth more than the fairest queue; SGLang's rule carries most. Whose goodput
+# falls below the rate first?
 
 # %% tags=["picture"]
 show(
@@ -321,7 +323,7 @@ show(
         curves, rates, title="Prefixes within limits carry most, without one they stall"
     ),
     alt="Goodput against the rate of requests for five policies, simulated. All follow "
-    "the rate up to 12 a second but prefixes without a bound, which stay near 4. In "
+    "the rate up to 12 a second but prefixes without a bound, which stay below 7.4. In "
     "turn and fewest requests peak at 16, bounded prefixes at 20, SGLang's rule at 24.",
 )
 
@@ -346,8 +348,8 @@ for policy, name in names.items():
 # In long chats nine of ten prompts are *warm*: their KV lies somewhere, in a device, in
 # DRAM, or in a store that all nodes share (the tiers of L05, and one more). The tenth
 # is *cold*. By hand, 84,000 tokens at 1 / 40,000 s take 2.1 s, and attention nearly as
-# long: a cold prompt takes 4 s, a warm one a third of a second. A tenth of the requests
-# is 57 % of the work.
+# long: a cold prompt takes 4 s; a warm one, with 3,000 new tokens, a third of a
+# second. A tenth of the requests is 57 % of the work.
 #
 # Together AI routes them apart: **cache-aware disaggregation**
 # ([post](https://www.together.ai/blog/cache-aware-disaggregated-inference), March
@@ -466,7 +468,7 @@ show(
 # ([arXiv:2407.00079](https://arxiv.org/abs/2407.00079)); each against a system, and
 # under limits, of its own. With equal kernels, and 90 % of requests within a TTFT of
 # 400 ms and 100 ms a token, `minifer claims disaggregation` models 0.67 times the
-# goodput a GPU for one prefill and one decode GPU.
+# goodput a GPU for one prefill and one decode GPU, beside GPUs that do both.
 #
 # ## What moves, and is it still the same answer?
 #
@@ -711,9 +713,7 @@ print("5.", round(1 / (0.1 * 4.3), 1) == 2.3)
 #
 # - **SGLang's router** and **SMG** hold a tree of texts a worker; **Dynamo** and
 #   **llm-d** follow KV events, as minifer does.
-# - **vLLM**'s connectors let a decode instance pull blocks; **Mooncake**'s Conductor
-#   adds up transfer, queue and prefill for each node, and says no when none will be in
-#   time.
+# - **vLLM**'s connectors let a decode instance pull blocks.
 # - `minifer bench route`, two replicas of SmolLM2 on an idle machine, two seeds,
 #   measured on 30 November 2026 ([numbers](results/routing_live.md)): affinity over
 #   round robin has 0.73 and 0.74 times the prompt tokens (simulated 0.73 twice) and
