@@ -19,7 +19,7 @@
 # - Sums and products are float32; a result is rounded once, when it is stored. With `tl.dot` that means
 #   `input_precision="ieee"` and float32 operands of at least 16 by 16. (`tl.sum` of a product does as well.)
 # - `out` is what the caller gives, in memory that holds anything; each of its elements is written exactly once, by one
-#   program. Inputs are not changed.
+#   program. Inputs are not changed. The kernel gets them as they come and computes all of it; the host computes nothing.
 # - A kernel may use no global but `tl`, `triton`, and functions that are `@triton.jit`, too. Nobody counts time.
 #
 # Shapes: T tokens, S tokens of context, H query heads, K KV heads, C numbers a head, D width, P tokens a block.
