@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {arguments.seeds}")
+    if find_spec("pytest") is None:
+        raise RuntimeError('the grader needs pytest: pip install "minifer[course]"')
     book = find_book()
     if arguments.gradescope:
         return _gradescope(book, arguments)

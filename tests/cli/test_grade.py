@@ -165,3 +165,12 @@ def test_the_exam_writes_its_page_and_fails_when_a_mistake_gets_through(
     (book / "solutions/mutants/ex91.py").write_text(mutants.replace("n < -9", "n < -1"))
     assert main(["grade", "91.1", "--mutants"]) == 1
     assert "passes test_ex91_1_refuses_what_is_below_zero" in capsys.readouterr().out
+
+
+def test_without_pytest_the_remedy_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("minifer.cli.grade.find_spec", lambda name: None)
+    assert main(["grade", "4.1"]) != 0
+    error = capsys.readouterr().err
+    assert 'the grader needs pytest: pip install "minifer[course]"' in error
